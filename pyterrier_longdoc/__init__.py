@@ -15,11 +15,12 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "rerankers.reranker": ["CrossEncoder", "PrecisionWarning", "UntrainedWarning"],
     "rerankers.models": [
-        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR", "NeuralModel1",
-        "TKL", "LongP",
+        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR",
+        "NeuralModel1", "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.maxsim": ["MaxSim", "MaxSimWindows"],
+    "rerankers.calibrated": ["Above", "Calibrated"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
@@ -39,6 +40,7 @@ _PUBLIC = {
     "papers.protocols": ["protocols"],
     "experiment": ["Experiment", "ExperimentWarning"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
+    "passages": ["Evidence", "Passages"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
     ],
@@ -46,7 +48,7 @@ _PUBLIC = {
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels", "needle"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
-        "evidence_recall",
+        "evidence_recall", "reliability",
     ],
     "analysis.invariance": ["check_invariance"],
     "analysis.show": ["show"],

@@ -32,9 +32,10 @@ from ..common.warnings import warn
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, without_reasoning
 from ..listwise.prompts import Message, check_template, clean
-from ..modelling.preselection import TextPairs, WindowSelector, check_preselection
+from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import SentenceWindows, Span
+from ..passages.excerpts import best_passages
 from .estimators import Estimator
 
 UNJUDGED = -1
@@ -189,7 +190,9 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         if self.preselect is None:
             self._warn_of_unread(list(spans.values()))
         else:
-            selection |= self._best(self.preselect, [pair for pair in qids if spans[pair[1]]])
+            pairs, windows = [pair for pair in qids if spans[pair[1]]], SentenceWindows(max_tokens=self.chunk_tokens)
+            best = best_passages(self.preselect, windows, pairs, self.tokenizer)
+            selection |= {pair: passages.spans for pair, passages in best.items()}
         total = sum(map(len, selection.values()))
 
         def judge(pair: tuple[str, str], run_all: RunAll) -> tuple[Any, ...]:
@@ -207,18 +210,6 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             message = f"{missing} of {total} chunks had no readable grade and count as unjudged (-1)"
             warn(f"RelevanceJudge: {message}.", IncompleteReplyWarning)
         return dict(zip(qids, judgements, strict=True))
-
-    def _best(self, preselect: WindowSelector, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Span]]:
-        """Return the characters of the chunks chosen from texts that are not blank, in document order."""
-        selection: dict[tuple[str, str], list[Span]] = {}
-        for start in range(0, len(pairs), BLOCK_DOCUMENTS):
-            block = pairs[start : start + BLOCK_DOCUMENTS]
-            text_pairs = TextPairs.of(block, self.tokenizer)
-            spans = list(map(SentenceWindows(max_tokens=self.chunk_tokens), text_pairs.documents))
-            for pair, number, best in zip(block, text_pairs.document, preselect.choose(text_pairs, spans), strict=True):
-                document = text_pairs.documents[number]
-                selection[pair] = [document.characters(spans[number][window]) for window in sorted(best)]
-        return selection
 
     def _warn_of_unread(self, spans: list[list[Span]]) -> None:
         cut = [chunks for chunks in spans if len(chunks[: self.max_chunks]) < len(chunks)]

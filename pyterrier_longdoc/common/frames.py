@@ -48,6 +48,10 @@ def on_lines(*parts: str) -> str:
     return "\n".join(filter(None, parts))
 
 
+TOKENIZER = "longdoc_tokenizer"
+"""In a frame's `attrs`: the name of its model's tokenizer. (The tokenizer itself could not be written with a frame.)"""
+
+
 class TruncationWarning(UserWarning):
     """Text was not read; `coverage` of the transformer says how much."""
 
@@ -256,6 +260,18 @@ def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
         found = f"the column 'label' holds {labels[fractions[0]]:g} in row {fractions[0]}"
         raise ValueError(f"{owner}: {found}, but measures take whole numbers: round or scale the labels")
     return labels.astype(np.int64)
+
+
+def relevance_of(results: pd.DataFrame, qrels: pd.DataFrame, *, judged_only: bool) -> np.ndarray:
+    """Return `(R,)` 1.0 for rows with a label above 0, and 0.0 for others; NaN where the query has no label at all.
+
+    Documents without a label are 0.0, as in `fit`; with `judged_only` NaN.
+    """
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    labels = pd.Series(labels_of(qrels, "qrels") > 0, keys_of(qrels), dtype="float64").groupby(level=0).max()
+    found = labels.reindex(pd.Index(keys_of(results), tupleize_cols=False))
+    judged = as_strings(results["qid"]).isin(as_strings(qrels["qid"])).to_numpy()
+    return found.to_numpy() if judged_only else np.where(judged, found.fillna(0.0), np.nan)
 
 
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:

@@ -173,9 +173,9 @@ def token_counter(tokenizer: Any = None) -> Counter:
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(tokenizer)
     kinds = (
-        ("convert_tokens_to_ids", _hugging_face),
         ("encode_ordinary", _tiktoken),
         ("encode_batch", _rust),
+        ("num_special_tokens_to_add", _hugging_face),  # and `Words`
     )
     return partial(next((kind for method, kind in kinds if hasattr(tokenizer, method)), _function), tokenizer)
 

@@ -17,7 +17,7 @@ _LONGEST_WAIT = 120.0
 
 _OVERFLOW = re.compile(
     r"context[ _](?:length|window|size|limit)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
-    r"prompt is too long|too many tokens|must have less than \d+ tokens",
+    r"prompt is too long|too many tokens|too large to process|must have less than \d+ tokens",
     re.IGNORECASE,
 )
 """Servers' errors for an input that is too long, but not for a `max_tokens` or a batch that is too large."""
@@ -119,4 +119,4 @@ def public(message: str, *keys: Any) -> str:
 
 def is_too_long(status: int | None, message: str) -> bool:
     """Return whether a server refuses an input because it has too many tokens."""
-    return status in (400, 413, 422) and bool(_OVERFLOW.search(message))
+    return status in (400, 413, 422, 500) and bool(_OVERFLOW.search(message))

@@ -19,9 +19,9 @@ from ..common.registry import own_code
 from ..common.warnings import SeenWarnings, warn_of_cuts, warn_of_empty
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
+from ..passages.excerpts import best_passages
 from .backends import CallableBackend
 from .client import AsksLLM
-from .passages import best_passages
 from .prompt_budget import PromptBudget
 from .prompts import Prompt
 

@@ -30,6 +30,13 @@ Document: {text}
 
 Does the document answer the query? Answer with Yes or No and nothing else."""
 
+GRADED = """Query: {query}
+
+Document: {text}
+
+How well does the document answer the query, from 0 (not at all) to {best} (fully)? Answer with one number and nothing \
+else."""
+
 WORDS = ("Yes", "No", "yes", "no")
 """Tokens of an answer; other cases of them count too, where a server gives their log-probabilities."""
 
@@ -40,7 +47,8 @@ class Pointwise(LLMReranker):
 
     Source: Nogueira et al. 2020 (monoT5), who train a model to say true or false; Zhuang et al. 2023 do it without
     training. The wording is this package's own. The likelihood of the query (UPR, Sachan et al. 2022) needs
-    log-probabilities of the prompt, which chat APIs do not give.
+    log-probabilities of the prompt, which chat APIs do not give. With `grades` the score is the expected grade (Zhuang
+    et al. 2024, "Beyond Yes and No").
 
     Reads a frame with `qid, query, docno` and the text column(s), and returns the same rows, columns and index with new
     `score` and `rank`; `1 / (1 + exp(-score))` is the share of yes. A document's score depends on no other document.
@@ -49,7 +57,8 @@ class Pointwise(LLMReranker):
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend that gives log-probabilities (`OpenAIBackend`,
             `HuggingFaceBackend`), or a function from messages to a `Reply` with `logprobs`.
-        request: the wording; must use `{query}` and `{text}` and ask for yes or no.
+        request: the wording; must use `{query}` and `{text}` and ask for yes or no, or for a grade from 0 to `{best}`.
+        grades: how many grades to ask for, from 0: the score is their mean, weighted by their probabilities.
         top_logprobs: log-probabilities to ask a server for; OpenAI gives at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
         max_prompt_tokens: most tokens in a prompt, to which a document is shortened: the model's context less one. None
@@ -65,8 +74,13 @@ class Pointwise(LLMReranker):
 
     _: KW_ONLY
     request: str = argument(YES_NO, role="input")
+    grades: int | None = argument(None, role="head", at_least=2, at_most=10)
     top_logprobs: int = argument(20, role="head", at_least=1)
     on_failure: str = argument("raise", role="head", choices=("raise", "nan-free-bottom"))
+
+    def cited(self) -> list[str]:
+        """Return the papers behind this transformer, its grades and its selector of passages."""
+        return [*super().cited(), *(["zhuang-2024-beyond"] if self.grades else [])]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.
@@ -112,31 +126,38 @@ class Pointwise(LLMReranker):
         return list(zip(strings(inp["query"], "query"), texts, strict=True))
 
     def _prompt(self, query: str, texts: Sequence[str]) -> list[Message]:
-        return [{"role": "user", "content": self.request.format(query=clean(query), text=clean(texts[0]))}]
+        request = GRADED if self.grades and self.request == YES_NO else self.request
+        values = {"query": clean(query), "text": clean(texts[0]), "best": (self.grades or 2) - 1}
+        return [{"role": "user", "content": request.format(**values)}]
 
     def _score(self, qid: str, query: str, text: str, budget: PromptBudget) -> float:
-        """Return log p(yes) - log p(no); NaN if the model does not give both."""
+        """Return log p(yes) - log p(no), or the expected grade; NaN if the model does not give what that needs."""
+        digits = [str(grade) for grade in range(self.grades or 0)]
 
         def send(messages: list[Message]) -> Reply:
-            return self.client.first_token(qid, messages, WORDS, self.top_logprobs)
+            return self.client.first_token(qid, messages, digits or WORDS, self.top_logprobs)
 
         logprobs = budget.ask(send, query, [text])[1].logprobs or {}
-        yes, no = (logprob(logprobs, word, fold=True) for word in ("yes", "no"))
-        if math.isfinite(yes) and math.isfinite(no):
-            return yes - no
+        found = np.array([logprob(logprobs, word, fold=True) for word in digits or ("yes", "no")])
+        if digits and np.isfinite(found).any():
+            shares = np.exp(found - found.max())
+            return float(shares @ np.arange(len(digits)) / shares.sum())
+        if np.isfinite(found).all():
+            return float(found[0] - found[1])
         if self.on_failure == "raise":
             likely = ", ".join(map(repr, sorted(logprobs, key=logprobs.__getitem__, reverse=True)[:5]))
             raise UnreadableReplyError(
-                f"query {qid!r}: yes and no are not both among the {len(logprobs)} first tokens of which "
-                f"{self.client.backend!r} gives log-probabilities (the likeliest: {likely}). Raise top_logprobs=, "
-                f"change request=, or let the run go on with on_failure='nan-free-bottom'"
+                f"query {qid!r}: {'no grade is' if digits else 'yes and no are not both'} among the {len(logprobs)} "
+                f"first tokens of which {self.client.backend!r} gives log-probabilities (the likeliest: {likely}). "
+                f"Raise top_logprobs=, change request=, or let the run go on with on_failure='nan-free-bottom'"
             )
         return math.nan
 
     def _check(self) -> None:
         super()._check()
         check_gives_logprobs(self.client, type(self).__name__)
-        check_template("request", self.request, {"query", "text"}, required={"query", "text"})
+        allowed = {"query", "text", *(["best"] if self.grades else [])}
+        check_template("request", self.request, allowed, required={"query", "text"})
 
 
 def _failures_at_the_bottom(scores: np.ndarray, qids: pd.Series) -> np.ndarray:

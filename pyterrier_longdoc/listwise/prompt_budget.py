@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ..common.coverage import Coverage, Reading
 from ..common.language import token_counter
 from ..common.servers import ContextOverflowError
+from ..passages.excerpts import MARK, ChosenPassages
 from .backends import Reply
-from .passages import MARK, Passages
 from .prompts import Message, Prompt
 
 CHARACTERS_PER_TOKEN = 4
@@ -88,7 +88,7 @@ class PromptBudget(Tokens):
         tokenizer: Any,
         max_doc_len: int | None,
         max_prompt_tokens: int | None,
-        passages: Mapping[tuple[str, str], Passages] | None = None,
+        passages: Mapping[tuple[str, str], ChosenPassages] | None = None,
         chosen_by: str = "",
     ) -> None:
         super().__init__(tokenizer)

@@ -139,6 +139,29 @@ class KMaxP(MaxP):
 
 
 @dataclass(eq=False, repr=False)
+class SoftMaxP(MaxP):
+    """A soft maximum of the windows' scores, corrected for their number; windows as in `MaxP`.
+
+    `score = t log(mean_i exp(f(query, w_i) / t))`: between `MaxP` and `AvgP` over the same windows.
+
+    Args:
+        temperature: t: near 0 the best window counts alone, for large ones all count the same. At 1 a window that is a
+            logit worse weighs a third.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.SoftMaxP(temperature=0.5)`
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ("pinheiro-2015-image",)
+
+    _: KW_ONLY
+    temperature: float = argument(1.0, role="head", above=0)
+
+    def head_spec(self) -> HeadSpec:
+        return "softmaxp", {"temperature": float(self.temperature)}
+
+
+@dataclass(eq=False, repr=False)
 class Birch(KMaxP):
     """Scores of the best sentences, mixed with the first stage's score (Yilmaz et al. 2019).
 

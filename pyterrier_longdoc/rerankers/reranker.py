@@ -26,6 +26,7 @@ from ..common.arguments import (
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, in_words
 from ..common.frames import (
+    TOKENIZER,
     Text,
     TextField,
     TruncationWarning,
@@ -356,7 +357,10 @@ class Reranker(Presented, pt.Transformer):
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         columns = self.explanation_columns(scored.explanations) if self.explain else {}
-        return with_scores(inp, scored.scores, **columns)
+        results = with_scores(inp, scored.scores, **columns)
+        if self.explain:  # "" stands for words
+            results.attrs[TOKENIZER] = str(getattr(self.model.tokenizer, "name_or_path", ""))
+        return results
 
     def explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
         """Return the columns that `explain` adds."""
@@ -563,7 +567,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
             raise ValueError(
                 f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
-                f"FirstP, MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
+                f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
             )
         names = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
         unused = [*changed_names(self, names), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
@@ -907,6 +911,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         license: str | None = None,
         datasets: Sequence[str] | None = None,
         commit_message: str = "Upload model",
+        artifact: bool = False,
     ) -> str:
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
 
@@ -916,12 +921,13 @@ class CrossEncoder(Reranker, pt.Estimator):
             license: of the weights, for the model's card, e.g. `"mit"`.
             datasets: what it was trained on, for the card, e.g. `["irds/msmarco-document"]`.
             commit_message: of the upload.
+            artifact: also write it to the data set of this name, where `pt.Artifact.from_hf(repo_id)` looks for it.
 
         Returns:
             The model's address.
         """
         self._refuse_external("saved")
         how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
-        address = saved.upload(self, repo_id, **how)
+        address = saved.upload(self, repo_id, artifact=artifact, **how)
         self._note_source(repo_id)
         return address

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyterrier as pt
+
 from ..common.arguments import OF_THE_MODEL, arguments_of
 from ..common.registry import look_up
 from ..modelling.heads import registered_heads
@@ -90,8 +92,9 @@ def upload(
     commit_message: str,
     license: str | None,
     datasets: Sequence[str] | None,
+    artifact: bool,
 ) -> str:
-    """Write a reranker to the Hugging Face hub, with a card of its own; return its address."""
+    """Write a reranker to the Hugging Face hub, with a card of its own, perhaps as an artifact; return its address."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
@@ -104,6 +107,9 @@ def upload(
         card.text += "" if reranker.trained_on is None else f"\nTraining data: {reranker.trained_on}.\n"
         file.write_text(str(card), encoding="utf-8")
         api.create_repo(repo_id, private=private, exist_ok=True)
+        if artifact:  # made here, as `to_hf` with `private=` asks for a function that the hub's client no longer has
+            api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+            pt.Artifact.load(folder).to_hf(repo_id)
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
 

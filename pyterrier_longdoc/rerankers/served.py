@@ -16,6 +16,7 @@ import numpy as np
 import requests
 
 from ..common.arguments import argument
+from ..common.language import token_counter
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import changes
 from ..common.servers import (
@@ -32,6 +33,7 @@ from ..common.servers import (
     words_of,
 )
 from ..modelling.external import ExternalScorer, Limits, Scores
+from ..modelling.templates import Template, resolve_template
 
 
 class Api(NamedTuple):
@@ -47,8 +49,8 @@ class Api(NamedTuple):
     fields: Mapping[str, Any] = {}
     count_field: str | None = None
     """The field of a request with the number of texts."""
-    truncation: Mapping[str, Any] = {}
-    """Fields that let the server cut long inputs; none if it always does."""
+    truncation: Mapping[str, Any] | None = {}
+    """Fields that let the server cut long inputs; none if it always does, None if it always refuses them."""
     info_path: str | None = None
     """Where the server tells how much its model takes."""
 
@@ -74,6 +76,8 @@ APIS = {
     "infinity": Api(
         "/rerank", "query", "documents", "relevance_score", "results", fields={"raw_scores": True}, count_field="top_n"
     ),
+    # ggml-org/llama.cpp, tools/server/README.md; its scores are logits
+    "llama.cpp": Api("/v1/rerank", "query", "documents", "relevance_score", "results", truncation=None),
 }
 
 
@@ -92,11 +96,13 @@ class ScoreServer(ExternalScorer):
     Args:
         url: the server, e.g. `"http://localhost:8080"`; if it ends in `/rerank` or `/score`, nothing is added.
         api: the form of its requests: `"tei"` (Text Embeddings Inference, `/rerank`), `"vllm"` (`/score`), `"cohere"`
-            (`/v2/rerank`, also of Jina, vLLM and gateways) or `"infinity"` (`/rerank`).
+            (`/v2/rerank`, also of Jina, vLLM and gateways), `"infinity"` (`/rerank`) or `"llama.cpp"` (`/v1/rerank`).
         model: its name on the server. None for the only one; Cohere needs it, and so does a `score_cache`.
         truncate: let Text Embeddings Inference or vLLM cut windows that are too long; each window that the server first
             refuses counts in `coverage.windows_cut`.
         parameters: more fields of a request, or other values for its fields.
+        template: as `CrossEncoder`'s, for a served language model: words around query and window, with an instruction
+            for instance. All before the line of the window is sent as query, the rest as text.
         key_variable: the environment variable with the key, which is sent as a bearer token; None sends none.
         concurrency: requests in flight at the same time.
         timeout: seconds to wait for a reply.
@@ -116,6 +122,7 @@ class ScoreServer(ExternalScorer):
     model: str | None = None
     truncate: bool = argument(False, needs={"api": tuple(name for name, api in APIS.items() if api.truncation)})
     parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    template: str | Template | None = None
     key_variable: str | None = None
     concurrency: int = argument(4, at_least=1)
     timeout: float = argument(60.0, at_least=0.001)
@@ -128,6 +135,10 @@ class ScoreServer(ExternalScorer):
             # Addresses are shown and stored, so they must hold no secret: the message does not repeat it either.
             raise ValueError("url must hold neither user nor query: put the key into key_variable's variable")
         check_address("url", self.url)
+        if self.template is not None and resolve_template(self.template).chat:
+            raise ValueError(
+                f"template={self.template!r} goes into a chat template, which the server must apply itself"
+            )
 
     def __repr__(self) -> str:
         arguments = [change for change in changes(self) if not change.startswith("url=")]
@@ -145,18 +156,30 @@ class ScoreServer(ExternalScorer):
             address = self._address.removesuffix(api.path) + api.info_path
             get = partial(requests.get, auth=_no_netrc)
             limits = self._ask(get, address, partial(_limits, model=self.model), limits, stop=Event())
-        return limits if self.longest_input is None else limits._replace(longest_input=self.longest_input)
+        longest = self.longest_input or limits.longest_input
+        if longest is not None and self.template is not None:
+            longest -= token_counter(self.tokenizer)(["".join(self._parts("", ""))])[0]
+        return limits._replace(longest_input=longest)
+
+    def _parts(self, query: str, text: str) -> tuple[str, str]:
+        """Return what is sent as query and as text."""
+        if self.template is None:
+            return query, text
+        before, between, after = resolve_template(self.template).surroundings
+        with_query, line_break, with_text = between.rpartition("\n")
+        return before + query + with_query + line_break, with_text + text + after
 
     def identity(self) -> dict[str, Any]:
         """Return its address and its requests' form; ValueError without the name of a model."""
         if self.model is None:
             raise ValueError(f"{self!r} names no model to find its scores by: give model=, or leave score_cache out")
         request = {"api": self.api, "truncate": self.truncate, "parameters": dict(self.parameters)}
+        request |= {} if self.template is None else {"template": "\0".join(self._parts("{query}", "{text}"))}
         return {"type": type(self).__name__, "url": self._address, "model": self.model, **request}
 
     def warning(self) -> str | None:
         """Return a warning about servers that cut windows silently."""
-        if APIS[self.api].truncation or (self.tokenizer is not None and self.longest_input is not None):
+        if APIS[self.api].truncation != {} or (self.tokenizer is not None and self.longest_input is not None):
             return None
         return f"{self!r} may cut windows silently; tokenizer= and longest_input= of its model make them fit."
 
@@ -190,7 +213,7 @@ class ScoreServer(ExternalScorer):
                 raise ContextOverflowError(
                     f"{error}. The longest of the {len(texts)} windows has {len(longest)} characters and begins "
                     f"{longest[:80]!r}: give a smaller window_size, or tokenizer= of the served model, whose windows "
-                    f"fit, or let the server cut with truncate=True"
+                    f"fit" + ", or let the server cut with truncate=True" * bool(APIS[self.api].truncation)
                 ) from None
         if len(texts) == 1:
             return Scores(ask(texts, APIS[self.api].truncation), cut=1)
@@ -201,7 +224,14 @@ class ScoreServer(ExternalScorer):
         self, send: Any, stop: Event, query: str, texts: list[str], truncation: Mapping[str, Any] | None = None
     ) -> np.ndarray:
         api = APIS[self.api]
-        body = {api.query: query, api.texts: texts, **api.fields, **(truncation or {}), **self.parameters}
+        parts = [self._parts(query, text) for text in texts]
+        body = {
+            api.query: parts[0][0],
+            api.texts: [part for _, part in parts],
+            **api.fields,
+            **(truncation or {}),
+            **self.parameters,
+        }
         body |= {} if self.model is None else {"model": self.model}
         body |= {} if api.count_field is None else {api.count_field: len(texts)}
         parse = partial(_values, api=api, number=len(texts))

@@ -90,6 +90,15 @@ def margin_mse(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (_gaps(scores) - _gaps(targets.to(scores.dtype))).square().mean(1).sum()
 
 
+def listwise_kl(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """`sum KL(softmax(t) || softmax(s))`: the teacher's distribution over a query's candidates (Ren et al. 2021).
+
+    Only differences of scores count, so that the teacher's scale may be shifted; labels do not count.
+    """
+    teacher = functional.log_softmax(targets.to(scores.dtype), dim=1)
+    return functional.kl_div(functional.log_softmax(scores, dim=1), teacher, reduction="sum", log_target=True)
+
+
 def distillation(
     scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, *, alpha: float = 0.75
 ) -> torch.Tensor:
@@ -138,6 +147,7 @@ LOSSES: dict[str, Loss] = {
     "margin_mse": Loss(
         lambda s, y, t, args: margin_mse(s, t), pairs=True, teacher=True, papers=("hofstatter-2020-improving",)
     ),
+    "listwise_kl": Loss(lambda s, y, t, args: listwise_kl(s, t), teacher=True, papers=("ren-2021-rocketqav2",)),
     "distillation": Loss(
         lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True, papers=("li-2024-parade",)
     ),

@@ -179,6 +179,35 @@ def test_pointwise_scores_are_the_log_odds_of_yes():
     assert Pointwise(judged).estimate(run).calls == 12
 
 
+def test_pointwise_grades_are_expected_values():
+    run, asked = candidates(documents=6), []
+
+    def graded(messages):
+        asked.append(messages[-1]["content"])
+        value = int(GRADE.search(messages[-1]["content"])[1])
+        return Reply("2", 30, 1, logprobs={"0": -value / 10, " 2": -1.0, "2": -1.0, "The": -0.1, "7": -0.1})
+
+    out = Pointwise(graded, grades=4)(run)
+    two = 2 * math.exp(-1)
+    assert out["score"].tolist() == pytest.approx((2 * two / (two + (-worth(run) / 10).map(math.exp))).tolist())
+    assert "from 0 (not at all) to 3 (fully)" in asked[0]
+    Pointwise(graded, grades=3, request="{query} {text} Grade to {best}:")(run)
+    assert asked[-1].endswith("Grade to 2:")
+    with pytest.raises(UnreadableReplyError, match="no grade is among the 2 first tokens"):
+        Pointwise(judged_by_words, grades=4)(run)
+    with pytest.warns(IncompleteReplyWarning):
+        assert Pointwise(judged_by_words, grades=4, on_failure="nan-free-bottom")(run)["score"].tolist() == [0.0] * 6
+    for wrong in ({"grades": 1}, {"grades": 11}, {"request": "{query} {text} {best}"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Pointwise(graded, **wrong)
+    sure = Pointwise(lambda messages: Reply("3", logprobs={"3": -9999.0, "0": -9999.0}), grades=4)
+    assert sure(run)["score"].tolist() == pytest.approx([1.5] * 6)
+
+
+def judged_by_words(messages):
+    return Reply("Good", 30, 1, logprobs={"Good": -1.0, "Bad": -2.0})
+
+
 def test_pointwise_failures_are_at_the_bottom_or_raised():
     run = candidates(documents=4)
     model = lambda m: Reply("", logprobs={"Yes": -1.0}) if "document 2" in m[-1]["content"] else judged(m)  # noqa: E731

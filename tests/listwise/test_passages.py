@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, TopDown
-from pyterrier_longdoc.listwise.passages import Passages, best_passages
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
+from pyterrier_longdoc.passages.excerpts import ChosenPassages, best_passages
 
 from ..support import tiny
 from ..support.llm import Scripted, order, shown
@@ -135,7 +135,7 @@ def test_what_is_shown_is_the_text_with_marks(text, k, query):
 
 
 def test_windows_that_overlap_are_shown_once():
-    passages = Passages("one two three four", [(0, 7), (4, 13)], [0, 1], is_complete=False)
+    passages = ChosenPassages("one two three four", [(0, 7), (4, 13)], [0, 1], is_complete=False)
     assert passages.excerpt([0, 1]) == "one two three [...]"
 
 

@@ -210,6 +210,10 @@ def kmaxp(head, p):
     return np.mean(best) if head.weights is None else sum(w * s for w, s in zip(head.weights, best, strict=False))
 
 
+def softmaxp(head, p):
+    return head.temperature * np.log(np.mean([np.exp(final(head, x) / head.temperature) for x in p]))
+
+
 FORMULAS = {
     ("firstp", ()): lambda head, p: final(head, p[0]),
     ("maxp", ()): lambda head, p: max(final(head, x) for x in p),
@@ -217,6 +221,8 @@ FORMULAS = {
     ("avgp", ()): lambda head, p: sum(final(head, x) for x in p) / len(p),
     ("kmaxp", ()): kmaxp,
     ("kmaxp", (("weights", (1, 0.5, 0.25)),)): kmaxp,
+    ("softmaxp", ()): softmaxp,
+    ("softmaxp", (("temperature", 0.2),)): softmaxp,
     ("parade-avg", ()): lambda head, p: final(head, p.mean(0)),
     ("parade-max", ()): lambda head, p: final(head, p.max(0)),
     ("parade-attn", ()): attn,
@@ -231,6 +237,20 @@ def test_formulas(name, options):
     head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
     expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
     assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_soft_maximum_lies_between_mean_and_maximum_whatever_the_number_of_windows():
+    batch, heads = encoded((6, 1, 3, 2)), {t: make("softmaxp", temperature=t) for t in (1e-3, 1.0, 1e4)}
+    for head in heads.values():
+        head.load_state_dict(make("maxp").state_dict())
+    low, middle, high = (heads[t](batch) for t in (1e4, 1.0, 1e-3))
+    torch.testing.assert_close(high, make("maxp")(batch), atol=0.01, rtol=0)
+    torch.testing.assert_close(low, make("avgp")(batch), atol=0.01, rtol=0)
+    assert ((low - 1e-4 <= middle) & (middle <= high + 1e-4)).all()
+    twice = only(batch, 0, [0, 1, 2, 0, 1, 2])
+    torch.testing.assert_close(heads[1.0](twice), heads[1.0](only(batch, 0, [0, 1, 2])), **CLOSE)  # a sum would grow
+    with pytest.raises(ValueError, match="temperature=0"):
+        make("softmaxp", temperature=0)
 
 
 @pytest.mark.parametrize("separate", [False, True])

@@ -195,6 +195,7 @@ def test_apply_attributes_keeps_weights(name):
 
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "KMaxP": [{"k": 2}, {"weights": [1.0, 0.5, 0.1]}],
+    "SoftMaxP": [{"temperature": 0.1}],
     "Birch": [{"first_stage_weight": 0.9}, {"k": 1}],
     "MaxP": [
         *({name: 12} for name in ("window_size", "stride", "max_doc_len")),

@@ -82,7 +82,11 @@ def test_models_are_equal_to_themselves_alone(all_loaded):
 
 @pytest.mark.parametrize(
     ("name", "parameter", "values"),
-    [("KMaxP", "weights", [None, [-1.0, -1.0, -1.0]]), ("Birch", "first_stage_weight", [0.0, 0.5, 1.0])],
+    [
+        ("KMaxP", "weights", [None, [-1.0, -1.0, -1.0]]),
+        ("SoftMaxP", "temperature", [0.01, 1.0, 100.0]),
+        ("Birch", "first_stage_weight", [0.0, 0.5, 1.0]),
+    ],
 )
 def test_grid_search(name, parameter, values):
     model = make(name)

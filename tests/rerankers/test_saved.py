@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -121,6 +125,72 @@ def test_hub(saved, results, tmp_path, monkeypatch):
     restored = ld.CrossEncoder.load("me/maxp", revision="v1")
     assert asked == [("me/maxp", "v1")]
     np.testing.assert_array_equal(scores(restored, results), scores(ld.MaxP.load(saved), results))
+
+
+@pytest.fixture
+def loopback(tmp_path, monkeypatch):
+    """A hub on this machine: uploads go to its folder, which a server gives out as the hub does."""
+    store = tmp_path / "hub"
+    store.mkdir()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(store))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    made = []
+
+    def upload_folder(*, repo_id, folder_path, repo_type="model", revision="main", commit_message=""):
+        place = store / {"dataset": "datasets"}.get(repo_type, "") / repo_id / "resolve" / revision
+        shutil.copytree(folder_path, place, dirs_exist_ok=True)
+        return f"https://hub/{repo_id}"
+
+    def create_repo(repo_id, *, repo_type="model", private=None, exist_ok=False):
+        made.append((repo_type, repo_id, private))
+
+    here = f"http://127.0.0.1:{server.server_address[1]}"
+    hub = SimpleNamespace(create_repo=create_repo, upload_folder=upload_folder, made=made, url=here, store=store)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub, "create_branch", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "upload_folder", upload_folder)
+
+    def resolve(parsed):
+        name, _, revision = parsed.path.partition("@")
+        return f"{here}/datasets/{name}/resolve/{revision or 'main'}/artifact.tar.lz4"
+
+    monkeypatch.setattr("pyterrier._artifact._hf_url_resolver", resolve)
+    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(pt.io, "pyterrier_home", lambda: str(tmp_path / "home"))
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_was_pushed_is_found_by_pyterrier(saved, results, loopback):
+    model = ld.MaxP.load(saved)
+    model.push_to_hub("me/maxp", private=True, artifact=True)
+    assert loopback.made[:2] == [("model", "me/maxp", True), ("dataset", "me/maxp", True)]
+    artifact = pt.Artifact.from_hf("me/maxp")
+    assert isinstance(artifact, LongDocArtifact)
+    np.testing.assert_array_equal(scores(artifact, results), scores(model, results))
+    assert artifact.reranker(stride=5).stride == 5
+
+
+def test_artifacts_go_to_the_hub_and_come_back_as_they_were(saved, results, loopback):
+    pt.Artifact.load(str(saved)).to_hf("me/artifact", branch="v1", pretty_name="A model")
+    artifact = pt.Artifact.from_hf("me/artifact@v1")
+    assert {path.name for path in artifact.path.iterdir()} == {path.name for path in saved.iterdir()}
+    assert all((artifact.path / path.name).read_bytes() == path.read_bytes() for path in saved.iterdir())
+    np.testing.assert_array_equal(scores(artifact, results), scores(ld.MaxP.load(saved), results))
+
+
+def test_packages_hold_a_model_and_its_selector(cross_encoder, results, loopback, tmp_path):
+    selector = ld.CrossEncoderWindows(1, make("FirstP", cross_encoder))
+    make("MaxP", preselect=selector).save(tmp_path / "model")
+    package = loopback.store / "model.tar.lz4"
+    LongDocArtifact(tmp_path / "model").build_package(str(package), verbose=False)
+    artifact = pt.Artifact.from_url(f"{loopback.url}/{package.name}")
+    assert artifact.reranker().preselect.k == 1
+    np.testing.assert_array_equal(scores(artifact, results), scores(ld.MaxP.load(tmp_path / "model"), results))
 
 
 @pytest.mark.parametrize("name", slow_but(["longdoc:maxp"], packaged_models()))

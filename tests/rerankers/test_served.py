@@ -20,7 +20,7 @@ from pyterrier_longdoc.common.servers import BackendError, ContextOverflowError
 
 from ..support import tiny
 from ..support.llm import Answer, serving
-from ..support.served import FORMS, LONGEST, TeiForm, VllmForm, answers, logits, reranker, sent
+from ..support.served import FORMS, LONGEST, LlamaForm, TeiForm, VllmForm, answers, logits, reranker, sent
 from ..support.systems import QUIET, make, scores
 
 tenacity = pytest.importorskip("tenacity")
@@ -189,6 +189,43 @@ def test_a_window_that_is_too_long_is_refused_with_what_to_do(form):
     assert len(server.requests) == 1
 
 
+def test_a_server_that_cuts_nothing_is_not_asked_again_nor_told_to():
+    with reranker(LlamaForm) as server, pytest.raises(ContextOverflowError, match="too large to process") as caught:
+        ld.MaxP(backend(server, LlamaForm, tokenizer=None), window_size=15, stride=15)(LONG_WORDS)
+    assert len(server.requests) == 1
+    assert "truncate" not in str(caught.value)
+    with pytest.raises(ValueError, match="truncate=True has no effect"):
+        ld.ScoreServer("http://localhost", api="llama.cpp", truncate=True)
+
+
+QWEN = "<Instruct>: Find it\n<Query>: {query}\n<Document>: {text}<end>\n"
+
+
+def test_a_template_goes_around_query_and_window(form):
+    with reranker(form) as server:
+        maxp(server, form, template=QWEN)(ONE_QUERY.iloc[1:2])
+    ((query, text),) = sent(server, form)
+    assert query == "<Instruct>: Find it\n<Query>: old dog\n"
+    assert text == "<Document>: snow in the city<end>\n"
+    assert query + text == ld.Template.of(QWEN).fill("old dog", "snow in the city")
+
+
+def test_a_template_takes_its_tokens_from_windows_and_is_part_of_the_identity(form):
+    plain = ld.ScoreServer("http://localhost", api=form.api, model="m", tokenizer=tiny.encoder(), longest_input=90)
+    with_template = ld.ScoreServer(**{**vars(plain), "template": QWEN})
+    with reranker(form) as server:
+        plain, with_template = (ld.ScoreServer(**{**vars(one), "url": server.url}) for one in (plain, with_template))
+        words = len(tiny.tokenizer()(QWEN.format(query="", text=""), add_special_tokens=False)["input_ids"])
+        assert plain.limits().longest_input - with_template.limits().longest_input == words
+    assert plain.identity() != with_template.identity()
+    assert "template" not in plain.identity()  # caches of old are still good
+    named = ld.ScoreServer("http://localhost", template="qwen3-reranker")
+    assert repr(named) == "ScoreServer('http://localhost', template='qwen3-reranker')"
+    for template, message in (("yes-no", "chat template"), ("no slots", "must hold {query} and then {text}")):
+        with pytest.raises(ValueError, match=message):
+            ld.ScoreServer("http://localhost", template=template)
+
+
 @TELLING
 def test_windows_that_the_server_cuts_are_counted(form):
     with reranker(form) as server:
@@ -216,7 +253,7 @@ def test_who_may_cut_without_a_word_is_named(form):
         for model in (unknown, unknown, exact):
             model(ONE_QUERY.iloc[:2])
     said = [str(warning.message) for warning in caught if "may cut windows" in str(warning.message)]
-    assert len(said) == (form not in (TeiForm, VllmForm))
+    assert len(said) == (form not in (TeiForm, VllmForm, LlamaForm))
 
 
 def test_a_cache_knows_address_model_and_parameters(form, tmp_path):

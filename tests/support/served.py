@@ -125,7 +125,30 @@ class InfinityForm(CohereForm):
         return Answer({"data": [{"id": "tiny", "backend": "torch"}]}) if path == "/models" else Answer({}, 404)
 
 
-FORMS: list[Any] = [TeiForm, VllmForm, CohereForm, InfinityForm]
+class LlamaForm:
+    api, path = "llama.cpp", "/v1/rerank"
+
+    @staticmethod
+    def asked(body: dict) -> tuple[str, list[str], bool]:
+        assert set(body) - {"model", "user"} == {"query", "documents"}
+        return body["query"], body["documents"], False
+
+    @staticmethod
+    def reply(scores: list[tuple[int, float]]) -> Any:
+        results = [{"index": index, "relevance_score": score} for index, score in scores]
+        return {"model": "tiny", "object": "list", "usage": {}, "results": results}
+
+    @staticmethod
+    def too_long(length: int) -> Answer:
+        words = f"input ({length} tokens) is too large to process. increase the physical batch size"
+        return Answer({"error": {"code": 500, "message": words, "type": "server_error"}}, 500)
+
+    @staticmethod
+    def about(path: str) -> Answer:
+        return Answer({"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}}, 404)
+
+
+FORMS: list[Any] = [TeiForm, VllmForm, CohereForm, InfinityForm, LlamaForm]
 
 
 def answers(form: Any, change: Callable[[Any], Any] = lambda reply: reply) -> Callable[[dict], Answer]:

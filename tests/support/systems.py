@@ -26,6 +26,7 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "AvgP": (ld.AvgP, CHUNKS),
     "LongP": (ld.LongP, SMALL),
     "KMaxP": (ld.KMaxP, SLIDING),
+    "SoftMaxP": (ld.SoftMaxP, SLIDING),
     "Birch": (ld.Birch, SMALL),
     "PARADE-avg": (ld.PARADE, {"aggregation": "avg", **SLIDING}),
     "PARADE-max": (ld.PARADE, {"aggregation": "max", **SLIDING}),

@@ -54,6 +54,7 @@ TWINS = {
     "pointwise_bce": bce,
     "lambda_loss": lambda_loss,
     "margin_mse": lambda s, y, t: np.mean(((s[0] - s[1:]) - (t[0] - t[1:])) ** 2),
+    "listwise_kl": lambda s, y, t: (np.exp(log_softmax(t)) * (log_softmax(t) - log_softmax(s))).sum(),
     "distillation": lambda s, y, t: 0.75 * bce(s, y, t) + 0.25 / 2 * ((t - s) ** 2).sum(),
 }
 """The loss of one query."""
@@ -92,6 +93,12 @@ def test_formula_and_its_gradient(name):
     loss.backward()
     assert loss.isfinite()
     assert scores.grad.isfinite().all()
+
+
+def test_the_distribution_of_the_teacher_has_no_scale_of_its_own():
+    s, y, t = data((3, 4))
+    assert compute("listwise_kl", t + 7, y, t).item() == pytest.approx(0.0, abs=1e-9)
+    assert compute("listwise_kl", s, y, t + 5).item() == pytest.approx(compute("listwise_kl", s, -y, t).item())
 
 
 @pytest.mark.parametrize("alpha", [0.75, 0.25, 0.0])

@@ -91,3 +91,26 @@ class KMaxPHead(Head, name="kmaxp"):
         if self.weights is None:
             return best.sum(1) / real.sum(1)
         return best @ best.new_tensor(self.weights[: best.shape[1]])
+
+
+class SoftMaxPHead(Head, name="softmaxp"):
+    """`t log(mean_i exp(s_i / t))`: the maximum for a temperature t near 0, the mean for a large one.
+
+    Source: the log-mean-exp of Pinheiro & Collobert 2015, whose `r` is `1 / t`.
+
+    Args:
+        hidden_size: H.
+        temperature: t, in logits.
+    """
+
+    from_scores = True
+    tunable = ("temperature",)
+
+    def __init__(self, hidden_size: int, *, temperature: float = 1.0, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
+        check_arguments("float", above=0, temperature=temperature)
+        self.temperature = temperature
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        scores = self.score(encoded.cls).masked_fill(~encoded.mask, float("-inf"))  # (B, N)
+        return self.temperature * (torch.logsumexp(scores / self.temperature, 1) - encoded.mask.sum(1).log())

@@ -1,0 +1,153 @@
+"""What a ranking hands on to a reader: the documents' best windows, within one budget of tokens for a query."""
+
+# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from ..common import frames
+from ..common.arguments import argument, validate
+from ..common.frames import Document, TextField, TruncationWarning
+from ..common.language import Counter, token_counter
+from ..common.presentation import Presented, ShowsChanges
+from ..common.warnings import warn
+from ..modelling.words import Words
+from .excerpts import Budget, ChosenPassages
+
+WINDOWS = ("window_scores", "window_spans")
+"""The columns with the windows of each document."""
+
+
+@dataclass(eq=False, repr=False)
+class Evidence(ShowsChanges, Presented, pt.Transformer):
+    """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
+
+    Reads results of any reranker of this package with `explain=True`. The windows of all documents of a query are taken
+    from the highest of `window_scores` to the lowest, equal ones in the order of ranks. One that is too large for what
+    is left is skipped; smaller ones behind it may still fit. Text that windows share is handed on, and counted, once.
+
+    Returns the same rows, order, index, scores and ranks. The text is the document's windows in its order, with `[...]`
+    between them where text was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
+    (characters `(start, end)` of the parts in the document's text) and `evidence_tokens` (of the new text).
+
+    Args:
+        tokens: of all texts of a query together, `[...]` and titles included. 2,000 are about three pages.
+        at_least: give each document, in the order of ranks, its best windows until it has so many tokens, before the
+            rest is spent. A warning counts documents that have fewer.
+        at_most: tokens of one document; None for no limit.
+        tokenizer: counts tokens, for instance as the language model does that reads the text: a Hugging Face tokenizer
+            or its name, a tiktoken encoding or a function. None for the reranker's, whose name is in the frame's
+            `attrs`; words for a served model without one.
+        text_field: what the reranker reads. The new text is in the column that is cut into windows, or in `text` where
+            several are.
+        repeat: the columns that are read with each window, as for the reranker: each is a line before the evidence.
+
+    Example:
+        `bm25 >> ld.MaxP(explain=True) >> ld.Evidence(tokens=2000)`.
+    """
+
+    tokens: int = argument(2000, at_least=1)
+    _: KW_ONLY
+    at_least: int = argument(0, at_least=0, at_most="tokens")
+    at_most: int | None = argument(None, at_least=1)
+    tokenizer: Any = None
+    text_field: TextField = "text"
+    repeat: TextField | None = None
+
+    def __post_init__(self) -> None:
+        validate(self)
+        frames.window_fields(self.text_field, self.repeat)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return a new frame with the evidence as text.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing; the message says where windows come from.
+            ValueError: if a row has no windows, or they end after its text, or if nothing says whose tokens to count.
+        """
+        self._check(inp)
+        documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
+        columns = [inp[name].tolist() for name in ("docno", *WINDOWS)]
+        sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, strict=True)]
+        rows, count = inp.reset_index(drop=True), self._counter(inp)
+        rows = rows.sort_values("rank", kind="stable") if "rank" in rows else rows
+        taken: dict[int, list[int]] = {}
+        for of_query in rows.groupby("qid", sort=False, dropna=False).groups.values():
+            taken |= self._spend({row: sources[row] for row in of_query}, count)
+        texts = [source.text(taken[row]) for row, source in enumerate(sources)]
+        spans = [source.passages.pieces(taken[row]) for row, source in enumerate(sources)]
+        tokens = np.array(count(texts), dtype="int64")
+        self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
+        column, *others = frames.window_fields(self.text_field, self.repeat)
+        out = inp.assign(**{"text" if others else column: texts})
+        return out.assign(evidence_spans=pd.Series(spans, index=inp.index, dtype=object), evidence_tokens=tokens)
+
+    def _check(self, inp: pd.DataFrame) -> None:
+        try:
+            frames.validated(inp, self.text_field, None, self, extra=WINDOWS)
+        except pt.validate.InputValidationError as error:
+            absent = [name for name in WINDOWS if name not in inp]
+            if absent and {"qid", "query", "docno"} <= set(inp.columns):
+                advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
+                error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
+            raise
+
+    def _counter(self, inp: pd.DataFrame) -> Counter:
+        if self.tokenizer is not None or not len(inp):
+            return token_counter(self.tokenizer)
+        if frames.TOKENIZER not in inp.attrs:
+            whose = "the results do not say whose tokens to count, as they do until they are written or merged"
+            raise ValueError(f"Evidence: {whose}: give tokenizer=, the name of the reranker's backbone for instance")
+        return token_counter(inp.attrs[frames.TOKENIZER] or Words())
+
+    def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
+        """Return the windows of each row of a query, whose rows are in the order of ranks."""
+        budget = Budget(self.tokens, lambda row, numbers: count([sources[row].text(numbers)])[0], self.at_most)
+        for row, source in sources.items():
+            for number in source.passages.best:
+                if budget.spent[row] < self.at_least:
+                    budget.take(row, number)
+        windows = [(score, row, i) for row, source in sources.items() for i, score in enumerate(source.scores)]
+        for _, row, number in sorted(windows, key=lambda window: -window[0]):  # among equals the order of ranks
+            if budget.left > 0:
+                budget.take(row, number)
+        return {row: budget.taken[row] for row in sources}
+
+    def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
+        """Warn of queries that get nothing, and of documents with less than they were promised."""
+        given = pd.Series(tokens[texts]).groupby(qids.to_numpy()[texts], dropna=False).sum()
+        problems = {
+            f"of {len(given)} queries get no text, as none of their windows fits": (given == 0).sum(),
+            f"of {sum(texts)} documents have less than at_least={self.at_least}": (tokens[texts] < self.at_least).sum(),
+        }
+        for problem, number in problems.items():
+            if number:
+                limits = f"tokens={self.tokens}, at_most={self.at_most}"
+                warn(f"Evidence: {number} {problem} ({limits}).", TruncationWarning)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A document with its windows."""
+
+    document: Document
+    passages: ChosenPassages
+    scores: list[float]
+
+    @classmethod
+    def of(cls, document: Document, docno: Any, scores: Any, spans: Any) -> "_Source":
+        # A union of results has rows without windows.
+        windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
+        if not windows or max(end for _, end in windows) > len(document):
+            problem = "end after its text: give text_field= and repeat= as" if windows else "are missing: all rows need"
+            raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True")
+        best = np.argsort(-np.asarray(scores, dtype="float64"), kind="stable").tolist()
+        return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), list(scores))
+
+    def text(self, numbers: list[int]) -> str:
+        excerpt = self.passages.excerpt(numbers, ends=False)
+        return frames.on_lines(self.document.repeated, excerpt) if excerpt else ""

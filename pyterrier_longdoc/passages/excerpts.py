@@ -1,0 +1,106 @@
+"""Excerpts of long documents: the best passages for a query, within a budget of tokens."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..modelling.preselection import TextPairs, WindowSelector
+from ..modelling.tokens import Span
+from ..modelling.windows import Windows
+
+MARK = "[...]"
+"""Stands where text was left out."""
+
+PASSAGE_PAIRS = 256
+"""Pairs of query and document whose passages are scored at a time: enough to fill a model's batches."""
+
+
+@dataclass(frozen=True)
+class ChosenPassages:
+    """Passages of a document, ordered by what they are worth for a query."""
+
+    text: str  # of the document
+    spans: list[Span]  # characters `(start, end)` of the passages, in document order
+    best: list[int]  # their numbers, the best first
+    is_complete: bool  # whether these are all passages of the document
+
+    def pieces(self, numbers: Collection[int]) -> list[Span]:
+        """Return the characters of passages in document order, as one where only white space is between them."""
+        joined: list[Span] = []
+        for start, end in sorted(self.spans[number] for number in numbers):
+            if joined and not self.text[joined[-1][1] : start].strip():  # windows may overlap
+                first, last = joined.pop()
+                start, end = first, max(last, end)
+            if self.text[start:end].strip():
+                joined.append((start, end))
+        return joined
+
+    def excerpt(self, numbers: Collection[int], *, ends: bool = True) -> str:
+        """Return passages in order, with marks where text (its `ends`, too) was left out; the text for all passages."""
+        if self.is_complete and len(numbers) == len(self.spans):
+            return self.text
+        parts, end, length = [], 0, len(self.text)
+        for start, stop in [*self.pieces(numbers), (length, length)]:
+            if self.text[end:start].strip() and (ends or 0 < end < start < length):
+                parts.append(MARK)
+            parts.append(self.text[start:stop].strip())
+            end = stop
+        return " ".join(part for part in parts if part)
+
+    def best_within(self, limit: int, count: Callable[[str], int]) -> list[int]:
+        """Return the best passages of at most `limit` tokens together, marks included; perhaps none."""
+        if count(self.excerpt(self.best)) <= limit:
+            return self.best
+        budget = Budget(limit, lambda _, numbers: count(self.excerpt(numbers)))
+        for number in self.best:
+            budget.take(0, number)
+        return budget.taken[0]
+
+
+class Budget:
+    """Tokens that are spent on passages of documents; `cost` says what some passages of a document take."""
+
+    def __init__(self, limit: int, cost: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
+        self.left, self._cost, self._at_most = limit, cost, limit if at_most is None else at_most
+        self.taken: dict[int, list[int]] = defaultdict(list)
+        self.spent: Counter[int] = Counter()
+
+    def take(self, document: int, number: int) -> None:
+        """Spend tokens on a passage if it fits, and is not taken already."""
+        if number in self.taken[document]:
+            return
+        tokens = self._cost(document, [*self.taken[document], number])
+        if tokens <= min(self._at_most, self.left + self.spent[document]):
+            self.taken[document].append(number)
+            self.left -= tokens - self.spent[document]
+            self.spent[document] = tokens
+
+
+def best_passages(
+    selector: WindowSelector,
+    windows: Windows,
+    pairs: Sequence[tuple[str, str]],
+    tokenizer: Any = None,
+    *,
+    on_pairs: Callable[[int], object] = lambda number: None,
+) -> dict[tuple[str, str], ChosenPassages]:
+    """Return the selector's `k` best windows of each document for its query; `on_pairs` gets numbers of done pairs."""
+    passages: dict[tuple[str, str], ChosenPassages] = {}
+    for start in range(0, len(pairs), PASSAGE_PAIRS):
+        block = pairs[start : start + PASSAGE_PAIRS]
+        numbered = TextPairs.of(block, tokenizer)
+        spans = list(map(windows, numbered.documents))
+        selections = selector.choose(numbered, spans, ordered=True)
+        for pair, number, best in zip(block, numbered.document, selections, strict=True):
+            document, spans_of_text, selection = numbered.documents[number], spans[number], sorted(best)
+            passages[pair] = ChosenPassages(
+                document.text,
+                [document.characters(spans_of_text[window]) for window in selection],
+                list(map(selection.index, best)),
+                is_complete=len(selection) == len(spans_of_text),
+            )
+        on_pairs(len(block))
+    return passages

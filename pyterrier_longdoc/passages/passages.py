@@ -1,0 +1,77 @@
+"""Documents as passages, for passage indexes and passage rerankers, with nothing lost."""
+
+# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+
+from ..common.arguments import argument, check_type
+from ..common.frames import Text, TextField, as_document, documents_of, field_names, on_lines, window_fields
+from ..common.presentation import Presented, ShowsChanges
+from ..modelling.tokens import Span, tokenized
+from ..modelling.windows import SlidingWindows, Windows
+
+
+@dataclass(eq=False, repr=False)
+class Passages(ShowsChanges, Presented, pt.Transformer):
+    """Makes each document's windows rows of their own: `d1%p0`, `d1%p1`, ..., as PyTerrier names passages.
+
+    It reads documents to be indexed (`docno` and the text), or results to be reranked (`qid`, too), and keeps the other
+    columns; `pt.text.max_passage()` and its relatives make documents of passages again. The new column `passage_span`
+    has the characters `(start, end)` of a passage in its document.
+
+    Unless `max_windows` of the windows leaves some out, every character is in a passage: what is between two windows is
+    at the end of the first, so that disjoint passages joined are the text. A document without text is an empty passage.
+
+    Args:
+        windows: how documents are cut. Default: 150 tokens that begin every 75, as `pt.text.sliding()` has words.
+        tokenizer: whose tokens: a fast Hugging Face tokenizer, or its name. None: words and punctuation marks.
+        text_field: the column with the text, or a tuple of columns that are joined by a space. The passage is in this
+            column, or in `text` where several are cut.
+        repeat: columns of `text_field`, such as the title, that are put before each passage, each as a line.
+
+    Example:
+        `ld.Passages(ld.SentenceWindows(max_tokens=100), text_field=("title", "text"), repeat="title") >> indexer`.
+    """
+
+    windows: Windows = argument(SlidingWindows(150, 75))
+    _: KW_ONLY
+    tokenizer: Any = None
+    text_field: TextField = "text"
+    repeat: TextField | None = None
+
+    def __post_init__(self) -> None:
+        check_type(Windows, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
+        window_fields(self.text_field, self.repeat)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return a row for each passage, in the order of documents and passages, with a new index.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: for a docno with `%p`, of which PyTerrier could make no document again.
+        """
+        with pt.validate.any(inp, context=self) as v:
+            v.result_frame(field_names(self.text_field))
+            v.document_frame(field_names(self.text_field))
+        docnos = inp["docno"].astype(str).tolist()
+        if clash := next((docno for docno in docnos if "%p" in docno), None):
+            raise ValueError(f"Passages: docno {clash!r} holds '%p', which names passages: rename it")
+        documents = documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
+        passages = [(row, i, *each) for row, text in enumerate(documents) for i, each in enumerate(self._cut(text))]
+        column, *others = window_fields(self.text_field, self.repeat)
+        rows, numbers, texts, spans = map(list, zip(*passages, strict=True)) if passages else ([], [], [], [])
+        names = [f"{docnos[row]}%p{number}" for row, number in zip(rows, numbers, strict=True)]
+        out = inp.iloc[rows].reset_index(drop=True).assign(docno=names, passage_span=pd.Series(spans, dtype=object))
+        return out.assign(**{"text" if others else column: texts})
+
+    def _cut(self, document: Text) -> list[tuple[str, Span]]:
+        """Return the text and the characters of each passage."""
+        source = as_document(document)
+        tokens = tokenized(self.tokenizer, source.text)
+        starts = [*(tokens.characters((i, i + 1))[0] for i in range(len(tokens))), len(source)]
+        spans = [(starts[start] if start else 0, starts[end]) for start, end in self.windows(tokens)]
+        return [(on_lines(source.repeated, source.text[start:end]), (start, end)) for start, end in spans]

@@ -1,0 +1,144 @@
+"""Probabilities of relevance from a reranker's scores, and a threshold on them."""
+
+# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+from scipy.special import expit
+
+from ..common.arguments import argument, arguments_of, check_type, validate
+from ..common.files import import_extra
+from ..common.frames import numbers, relevance_of
+from ..common.presentation import Presented, ShowsChanges, changed_arguments
+from ..common.warnings import warn
+from .reranker import CrossEncoder
+
+FILE = "calibration.json"
+"""Beside a saved model."""
+
+FEWEST = 20
+"""Relevant documents that `fit` needs, and others: this package's choice."""
+
+
+@dataclass(eq=False, repr=False)
+class Calibrated(Presented, pt.Estimator):
+    """Adds the column `probability`, that a document is relevant, to the results of a reranker; scores stay.
+
+    `fit` learns it from judged results: from scores and, of a reranker with `explain=True`, numbers of windows, as the
+    best of many is higher than the best of few. A probability holds for queries and candidates like those of `fit`.
+
+    Args:
+        model: a reranker, or any transformer that gives scores.
+        method: `"platt"`, a logistic regression (Platt 1999, with his smoothed labels); or `"isotonic"`, a monotone
+            curve upon it (Zadrozny & Elkan 2002), which wants a thousand documents.
+        judged_only: leave out documents without a label; else they count as not relevant, as in `CrossEncoder.fit`.
+        calibration: what `fit` has found, for JSON; None before.
+
+    Example:
+        `ld.Calibrated(model).fit(candidates, qrels) >> ld.Above(0.5)`.
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ("platt-1999-probabilistic", "zadrozny-2002-transforming")
+
+    model: Any
+    _: KW_ONLY
+    method: str = argument("platt", role="head", choices=("platt", "isotonic"))
+    judged_only: bool = argument(False, role="head")
+    calibration: Mapping[str, Any] | None = argument(None, role="head")
+
+    def __post_init__(self) -> None:
+        validate(self)
+        check_type(pt.Transformer, "a transformer that gives scores", model=self.model)
+
+    def __repr__(self) -> str:
+        return f"Calibrated({', '.join([repr(self.model), *changed_arguments(self, ('model', 'calibration'))])})"
+
+    def subtransformers(self) -> dict[str, Any]:
+        """Return the model."""
+        return {"model": self.model}
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the model's results with `probability`; ValueError before `fit`."""
+        results, found = self.model.transform(inp), self.calibration
+        if found is None and len(results):
+            raise ValueError(f"{self!r} knows no probabilities: call fit(results, qrels), or Calibrated.load(folder)")
+        if found is None or not len(results):
+            return results.assign(probability=np.zeros(len(results)))
+        logits = _features(results, found["of"]) @ found["weights"] + found["bias"]
+        return results.assign(probability=np.interp(logits, *found["steps"]) if found["steps"] else expit(logits))
+
+    def fit(self, results: pd.DataFrame, qrels: pd.DataFrame, *_: Any) -> "Calibrated":
+        """Learn from candidates, as the model reads them, and `qid, docno, label`; validation data has no effect.
+
+        Queries without a label do not count. Those that trained the model are no good: it is surer of them. ValueError
+        with fewer than 20 relevant documents, or fewer than 20 others; ImportError without scikit-learn.
+        """
+        libraries = ("sklearn.linear_model", "sklearn.isotonic")
+        linear, isotonic = (import_extra(name, "analysis", "Calibrated.fit needs scikit-learn") for name in libraries)
+        results = self.model.transform(results)
+        relevant = relevance_of(results, qrels, judged_only=self.judged_only)
+        results, relevant = results[~np.isnan(relevant)], relevant[~np.isnan(relevant)] > 0
+        ones, zeros = int(relevant.sum()), int((~relevant).sum())
+        if min(ones, zeros) < FEWEST:
+            found = f"{ones} of the results are relevant, {zeros} are not, and {FEWEST} of each are needed"
+            raise ValueError(f"Calibrated.fit: too few judged documents: {found}: give more queries with qrels")
+        names = ["score", *(["window_scores"] if "window_scores" in results else [])]
+        x = _features(results, names)
+        mean, scale = x.mean(0), np.maximum(x.std(0), 1e-9)
+        targets = np.where(relevant, (ones + 1) / (ones + 2), 1 / (zeros + 2))
+        model = linear.LogisticRegression(C=1e6, max_iter=1000)  # all but unregularised
+        twice, weights = np.tile((x - mean) / scale, (2, 1)), np.concatenate([targets, 1 - targets])
+        model.fit(twice, np.repeat([1, 0], len(x)), sample_weight=weights)
+        slopes = model.coef_[0] / scale
+        bias, steps = float(model.intercept_[0] - mean @ slopes), None
+        if self.method == "isotonic":
+            curve = isotonic.IsotonicRegression().fit(x @ slopes + bias, relevant)
+            steps = [curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist()]
+        self.calibration = {"of": names, "weights": slopes.tolist(), "bias": bias, "steps": steps, "documents": len(x)}
+        return self
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model, if it is one that can be saved, and `calibration.json` beside it."""
+        if isinstance(self.model, CrossEncoder) and not self.model.is_external:
+            self.model.save(folder)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / FILE).write_text(json.dumps(arguments_of(self, "head")))
+
+    @classmethod
+    def load(cls, folder: str | Path, model: Any = None, **parameters: Any) -> "Calibrated":
+        """Restore what `save` wrote, with `model` in place of a saved one; `parameters` are `CrossEncoder.load`'s."""
+        arguments = json.loads((Path(folder) / FILE).read_text())
+        return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
+
+
+def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
+    """Return `(R, F)` scores and logarithms of the numbers of windows."""
+    if not set(names) <= set(results):
+        raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
+    columns = [numbers(results, "score", "Calibrated", "the model must score every row")]
+    return np.column_stack([*columns, *(np.log2(results[name].map(len)) for name in names[1:])])
+
+
+@dataclass(eq=False, repr=False)
+class Above(ShowsChanges, Presented, pt.Transformer):
+    """Drops documents whose `probability` is below `threshold`, and warns of queries that are left without any."""
+
+    threshold: float = argument(at_least=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that stay, in their order and with new ranks."""
+        pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
+        kept = inp[numbers(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
+        if empty := inp["qid"].nunique() - kept["qid"].nunique():
+            warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)
+        return pt.model.add_ranks(kept.drop(columns="rank", errors="ignore"))

@@ -1,0 +1,180 @@
+"""How much gold text reaches a reader for so many tokens, and what probabilities are worth on another collection.
+
+    python -m tests.benchmarks.bench_anytime record PATH/fairytaleqa PATH/newwiki --to FOLDER
+    python -m tests.benchmarks.bench_handed_on PATH/fairytaleqa PATH/newwiki --to FOLDER [--plot FILE.svg]
+
+The scores of all windows of BM25's candidates, by a packaged MaxP, are those that `bench_anytime.py record` wrote. Of
+the test queries with a relevant document in BM25's first 10, the first 10 documents by MaxP are handed on, right and
+wrong ones. Evidence recall is the share of a query's gold characters (`spans.jsonl`) in the text; tokens are MaxP's.
+
+- `Evidence`: by MaxP's scores, over all documents;
+- `Evidence, equal shares`: the same with a tenth of the tokens for each document, and its last window cut to fill it;
+- `BM25's best windows`: `Evidence` by BM25's scores of windows, with the word frequencies of the collection;
+- `first tokens, equal shares`: a tenth for each document, from its beginning;
+- `first tokens`: documents from their beginnings, in the order of ranks, until the tokens are spent.
+
+Calibration: `Calibrated` learns from all test queries of one collection and is tried on the other, and from one half of
+the queries of a collection on its other half. `before` is the sigmoid of the score.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.language import token_counter
+from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.experiment.significance import Statistics, resampled_means
+from pyterrier_longdoc.modelling.tokens import tokenized
+
+from .bench_anytime import dataset_of, recorded
+
+DEPTH = 10
+BUDGETS = (250, 500, 1000, 2000, 4000)
+COUNT = token_counter(ENCODER)
+
+
+def results_of(path: Path, recordings: Path) -> pd.DataFrame:
+    """The test queries' documents with MaxP's scores, windows and texts."""
+    rows = recorded(recordings / f"{path.name}.jsonl").query("part == 'test'")
+    dataset = dataset_of(str(path))
+    rows = rows.groupby("qid", sort=False).head(DEPTH)
+    rows["text"] = [dataset.documents[docno]["text"] for docno in rows["docno"]]
+    rows["score"] = rows["scores"].map(max)
+    rows = rows.rename(columns={"scores": "window_scores", "spans": "window_spans"})
+    return pt.model.add_ranks(rows.reset_index(drop=True))
+
+
+def handed_on(results: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
+    """Evidence recall and tokens of each query, by system and budget."""
+    reading = [
+        (-1e5 * rank - np.arange(len(spans))).tolist() for rank, spans in results[["rank", "window_spans"]].values
+    ]
+    scores = {
+        "Evidence": results,
+        "BM25's best windows": results.assign(window_scores=results["cheap"]),
+        "first tokens": results.assign(window_scores=reading),
+    }
+    kept = []
+    for budget in BUDGETS:
+        for name, frame in scores.items():
+            out = ld.Evidence(budget, tokenizer=ENCODER)(frame)
+            kept.append(recall(out, gold).assign(system=name, budget=budget))
+        for name, frame in (("Evidence", results), ("first tokens", scores["first tokens"])):
+            kept.append(
+                recall(in_shares(frame, budget // DEPTH), gold).assign(system=f"{name}, equal shares", budget=budget)
+            )
+    return pd.concat(kept, ignore_index=True)
+
+
+def in_shares(results: pd.DataFrame, share: int) -> pd.DataFrame:
+    """Each document's best windows, the last one cut, so that each has its share of tokens."""
+    spans, counts = [], []
+    for row in results.itertuples():
+        tokens = tokenized(ENCODER, row.text)
+        starts = tokens.offsets[:, 0]
+        taken = np.zeros(len(tokens), dtype=bool)
+        for window in np.argsort(-np.array(row.window_scores), kind="stable"):
+            first, last = np.searchsorted(starts, row.window_spans[window])
+            fresh = np.flatnonzero(~taken[first:last])[: share - int(taken.sum())]
+            taken[first + fresh] = True
+        spans.append([tokens.characters((i, i + 1)) for i in np.flatnonzero(taken)])
+        counts.append(int(taken.sum()))
+    return results.assign(evidence_spans=spans, evidence_tokens=counts)
+
+
+def recall(out: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
+    """The share of gold characters in the spans, and the tokens, of each query."""
+    gold_of = gold.groupby(["qid", "docno"])[["start", "end"]].agg(list)
+    found: dict[str, list[float]] = {}
+    for row in out.itertuples():
+        own = found.setdefault(row.qid, [0.0, 0.0, 0.0])
+        own[2] += row.evidence_tokens
+        if (row.qid, row.docno) not in gold_of.index:
+            continue
+        wanted, given = np.zeros(len(row.text), dtype=bool), np.zeros(len(row.text), dtype=bool)
+        for start, end in zip(*gold_of.loc[(row.qid, row.docno)], strict=True):
+            wanted[start:end] = True
+        for start, end in row.evidence_spans:
+            given[start:end] = True
+        letters = np.array([not character.isspace() for character in row.text])
+        own[0] += (wanted & given & letters).sum()
+        own[1] += (wanted & letters).sum()
+    rows = [(qid, hit / total, tokens) for qid, (hit, total, tokens) in found.items() if total]
+    return pd.DataFrame(rows, columns=["qid", "recall", "tokens"])
+
+
+def table(values: pd.DataFrame) -> pd.DataFrame:
+    """Means with bootstrap intervals over queries, and the paired difference of `Evidence` from each."""
+    rows = []
+    for budget, of_budget in values.groupby("budget"):
+        wide = of_budget.pivot_table("recall", "qid", "system")
+        samples = resampled_means(wide.to_numpy())
+        low, high = Statistics().interval(samples)
+        own = samples[:, list(wide).index("Evidence")]
+        gaps = Statistics().interval(own[:, None] - samples)
+        tokens = of_budget.groupby("system")["tokens"].mean()
+        for i, system in enumerate(wide):
+            gap = "" if system == "Evidence" else f"{gaps[0, i]:+.3f} to {gaps[1, i]:+.3f}"
+            mean = f"{wide[system].mean():.3f} ({low[i]:.3f} to {high[i]:.3f})"
+            rows.append([budget, system, round(tokens[system]), mean, gap])
+    return pd.DataFrame(rows, columns=["budget", "system", "tokens", "recall", "Evidence is more by"])
+
+
+def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame], plots: Path | None) -> pd.DataFrame:
+    rows = []
+    scores: Any = pt.Transformer.identity()
+    halves = {name: frame["qid"].drop_duplicates().iloc[::2] for name, frame in results.items()}
+    for name, frame in results.items():
+        for other, target in results.items():
+            here = frame[frame["qid"].isin(halves[name])] if name == other else frame
+            there = target[~target["qid"].isin(halves[other])] if name == other else target
+            before = ld.reliability(there.assign(probability=1 / (1 + np.exp(-there["score"]))), qrels[other])
+            for method in ("platt", "isotonic"):
+                for explained in (False, True):
+                    drop = [] if explained else ["window_scores"]
+                    model = ld.Calibrated(scores, method=method).fit(here.drop(columns=drop), qrels[name])
+                    after = ld.reliability(model(there.drop(columns=drop)), qrels[other])
+                    errors = [f"{each.error:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (before, after)]
+                    rows.append([name, other, method, "yes" if explained else "no", *errors])
+                    if plots is not None and method == "platt" and explained:
+                        after.plot().figure.savefig(plots.with_name(f"{plots.stem}-{name}-{other}.png"))
+    return pd.DataFrame(rows, columns=["fit on", "tried on", "method", "windows", "before", "after"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("collections", nargs="+", type=Path)
+    parser.add_argument("--to", type=Path, required=True, help="folder of recorded scores")
+    parser.add_argument("--plot", type=Path, help="recall against tokens; plots of calibration beside it")
+    args = parser.parse_args()
+    results = {path.name: results_of(path, args.to) for path in args.collections}
+    qrels = {path.name: dataset_of(str(path)).get_qrels() for path in args.collections}
+    curves = {}
+    for path in args.collections:
+        curves[path.name] = handed_on(results[path.name], dataset_of(str(path)).gold)
+        queries = curves[path.name]["qid"].nunique()
+        print(f"\n{path.name}: {queries} test queries with gold text in the 10 documents")
+        print(table(curves[path.name]).to_string(index=False), flush=True)
+    print(f"\n{calibration(results, qrels, args.plot).to_string(index=False)}")
+    if args.plot:
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, len(curves), figsize=(5 * len(curves), 4), layout="constrained", squeeze=False)
+        for ax, (name, values) in zip(axes.flat, curves.items(), strict=True):
+            for system, own in values.groupby("system"):
+                means = own.groupby("budget")["recall"].mean()
+                ax.plot(means.index, means, marker="o", label=system)
+            ax.set(title=name, xlabel="tokens of a query", ylabel="evidence recall", xscale="log", ylim=(0, 1))
+        axes.flat[0].legend(frameon=False)
+        figure.savefig(args.plot)
+
+
+if __name__ == "__main__":
+    main()

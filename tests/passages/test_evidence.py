@@ -1,0 +1,237 @@
+"""Evidence: the best windows of all documents of a query within one budget; nothing is counted or shown twice."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.frames import TruncationWarning
+from pyterrier_longdoc.common.language import token_counter
+
+from ..support import tiny
+from ..support.systems import QUIET, make
+
+pytestmark = QUIET
+
+WORDS = token_counter(lambda text: len(text.split()))
+"""Counts words, and the mark as one."""
+
+
+def row(docno, text, *windows, qid="1", rank=0, **columns):
+    """A result with windows, each a text that stands in the document's text and its score."""
+    spans = [(text.index(window), text.index(window) + len(window)) for window, _ in windows] or [(0, 0)]
+    scores = [score for _, score in windows] or [0.0]
+    base = {"qid": qid, "query": "cats", "docno": docno, "text": text, "score": max(scores), "rank": rank}
+    return {**base, "window_spans": spans, "window_scores": scores, **columns}
+
+
+def frame(*rows):
+    return pd.DataFrame(list(rows))
+
+
+def count(text):
+    return len(text.split())
+
+
+def evidence(results, tokens=100, **arguments):
+    return ld.Evidence(tokens, **{"tokenizer": count, **arguments})(results)
+
+
+CATS = row(
+    "cats", "A cat purrs. Dogs bark all day. Cats sleep.", ("A cat purrs.", 5), ("Dogs bark", 1), ("Cats sleep.", 4)
+)
+DOGS = row("dogs", "Dogs. No cat. Dogs.", ("No cat.", 4.5), rank=1)
+
+
+def test_the_best_windows_of_all_documents_in_document_order_with_marks():
+    out = evidence(frame(CATS, DOGS), 8)
+    assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]
+    assert out["evidence_tokens"].tolist() == [6, 2]
+    assert out["evidence_spans"].tolist() == [[(0, 12), (32, 43)], [(6, 13)]]
+    assert evidence(frame(CATS, DOGS), 6)["text"].tolist() == ["A cat purrs.", "No cat."]
+    meeting = evidence(frame(CATS, DOGS), 7)  # the second best costs 3 with its mark, the last one 2 without
+    assert meeting["text"].tolist() == ["A cat purrs. Dogs bark", "No cat."]
+    assert evidence(frame(CATS, DOGS), 4)["text"].tolist() == ["A cat purrs.", ""]
+
+
+def test_a_window_that_is_too_large_leaves_room_for_smaller_ones_behind_it():
+    large = row("large", "a b c d e f g h", ("a b c d e f g h", 9))
+    out = evidence(frame(large, CATS, DOGS), 5)
+    assert out["text"].tolist() == ["", "A cat purrs.", "No cat."]
+
+
+def test_windows_that_overlap_are_counted_and_shown_once():
+    text = "one two three four five six"
+    results = frame(row("d", text, ("one two three four", 3), ("three four five six", 2)))
+    assert evidence(results, 6).loc[0, ["text", "evidence_tokens"]].tolist() == [text, 6]
+    assert evidence(results, 6)["evidence_spans"].tolist() == [[(0, len(text))]]
+    assert evidence(results, 5)["text"].tolist() == ["one two three four"]
+    twice = frame(row("d", text, ("one two", 3), ("one two", 2), ("five", 1)))
+    assert evidence(twice, 4)["text"].tolist() == ["one two [...] five"]
+
+
+def test_white_space_of_the_document_stays_between_windows_that_meet():
+    results = frame(row("d", " One.\n\nTwo.  Three. ", ("One.", 1), ("Two.", 2), ("Three.", 3)))
+    assert evidence(results)["text"].tolist() == ["One.\n\nTwo.  Three."]
+
+
+def test_each_query_has_its_budget_and_a_document_of_two_queries_is_another_one():
+    results = frame(CATS, {**CATS, "qid": "2", "window_scores": [1.0, 9.0, 2.0]}, DOGS)
+    out = evidence(results, 5)
+    assert out["text"].tolist() == ["A cat purrs.", "Dogs bark [...] Cats sleep.", "No cat."]
+    assert out.groupby("qid")["evidence_tokens"].sum().tolist() == [5, 5]
+
+
+def test_limits_of_each_document():
+    results = frame(CATS, row("poor", "Rain. Snow.", ("Rain.", -5), ("Snow.", -4), rank=1), DOGS | {"rank": 2})
+    assert evidence(results, 6)["text"].tolist() == ["A cat purrs.", "Snow.", "No cat."]
+    assert evidence(results, 6, at_least=1)["text"].tolist() == ["A cat purrs.", "Snow.", "No cat."]
+    out = evidence(results, 8)
+    assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "", "No cat."]
+    assert evidence(results, 8, at_least=1)["text"].tolist() == ["A cat purrs. Dogs bark", "Snow.", "No cat."]
+    assert evidence(results, 7, at_least=2)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
+    assert evidence(results, at_most=3)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
+    with pytest.warns(TruncationWarning, match="2 of 3 documents have less than at_least=3"):
+        assert evidence(results, at_least=3)["text"].tolist()[1:] == ["Rain. Snow.", "No cat."]
+
+
+def test_a_budget_that_is_smaller_than_every_window_is_told():
+    results = frame(CATS, DOGS, {**CATS, "qid": "2"}, row("empty", "", qid="3"))
+    with pytest.warns(TruncationWarning, match=r"2 of 2 queries get no text, as none of their windows fits \(tokens=1"):
+        out = evidence(results, 1)
+    assert out["text"].tolist() == [""] * 4
+    assert out["evidence_spans"].tolist() == [[]] * 4
+    with pytest.warns(TruncationWarning, match="at_most=1"):
+        evidence(frame(CATS), at_most=1)
+
+
+def test_among_equal_scores_ranks_decide_and_within_a_document_the_order():
+    rows = [row(name, f"{name} one. {name} two.", (f"{name} two.", 1), (f"{name} one.", 1)) for name in "abc"]
+    results = frame(*rows).assign(rank=[2, 0, 1])
+    assert evidence(results, 4)["text"].tolist() == ["", "b one. b two.", ""]
+    assert evidence(results, 6)["text"].tolist() == ["", "b one. b two.", "c two."]
+    permuted = results.iloc[[1, 2, 0]]
+    assert evidence(permuted, 6)["text"].tolist() == ["b one. b two.", "c two.", ""]
+    assert evidence(results.drop(columns="rank"), 4)["text"].tolist() == ["a one. a two.", "", ""]
+
+
+def test_titles_stand_before_what_is_shown_and_are_counted():
+    results = frame({**CATS, "title": "On cats"}, {**DOGS, "title": "On dogs"}).rename(columns={"text": "body"})
+    arguments = {"text_field": ("title", "body"), "repeat": "title"}
+    out = evidence(results, 6, **arguments)
+    assert out["body"].tolist() == ["On cats\nA cat purrs.", ""]
+    assert out["title"].tolist() == results["title"].tolist()
+    assert evidence(results, 9, **arguments)["body"].tolist() == ["On cats\nA cat purrs.", "On dogs\nNo cat."]
+    joined = frame({**row("d", "On cats A cat purrs.", ("A cat", 1)), "title": "On cats", "body": "A cat purrs."})
+    out = evidence(joined.drop(columns="text"), text_field=("title", "body"))
+    assert out[["body", "text"]].to_numpy().tolist() == [["A cat purrs.", "A cat"]]
+
+
+def test_rows_columns_index_and_scores_stay_and_the_input_is_left_alone():
+    results = frame(DOGS, CATS | {"qid": "2"}, CATS, CATS).set_axis([7, 3, 3, 0]).assign(extra=[1, 2, 3, 4])
+    before = results.copy(deep=True)
+    out = evidence(results, 5)
+    pd.testing.assert_frame_equal(results, before)
+    assert out.columns.tolist() == [*results.columns, "evidence_spans", "evidence_tokens"]
+    others = [name for name in results if name != "text"]
+    pd.testing.assert_frame_equal(out[others], before[others])
+
+
+@pytest.mark.parametrize("columns", [[], ["title", "score"]])
+def test_frames_without_rows(columns):
+    empty = pd.DataFrame(columns=["qid", "query", "docno", "text", "window_scores", "window_spans", *columns])
+    out = ld.Evidence()(empty)
+    assert out.columns.tolist() == [*empty.columns, "evidence_spans", "evidence_tokens"]
+    assert len(out) == 0
+
+
+def test_what_is_missing_is_named():
+    results = frame(CATS, DOGS)
+    with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker explain=True"):
+        evidence(results.drop(columns="window_spans"))
+    with pytest.raises(pt.validate.InputValidationError, match="text column"):
+        evidence(results.drop(columns="text"))
+    with pytest.raises(ValueError, match="windows of 'dogs' are missing"):
+        evidence(results.assign(window_scores=[CATS["window_scores"], None]))
+    with pytest.raises(ValueError, match="windows of 'cats' end after its text"):
+        evidence(results.assign(text="short"))
+    with pytest.raises(ValueError, match="whose tokens to count"):
+        ld.Evidence()(results)
+    for wrong in ({"tokens": 0}, {"at_least": 3000}, {"at_most": 0}, {"text_field": ()}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ld.Evidence(**wrong)
+
+
+@pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max", "Birch"])
+def test_tokens_are_those_of_the_model(name, results):
+    model = make(name, explain=True)
+    out = (model >> ld.Evidence(60))(results)
+    counts = token_counter(model.model.tokenizer)(out["text"].tolist())
+    assert out["evidence_tokens"].tolist() == counts
+    assert out.groupby("qid")["evidence_tokens"].sum().between(40, 60).all()
+    texts = results["text"].fillna("")
+    shown = [
+        " [...] ".join(text[a:b] for a, b in spans) for text, spans in zip(texts, out["evidence_spans"], strict=True)
+    ]
+    assert out["text"].tolist() == shown
+    cut = (model % 1 >> ld.Evidence(60))(results)  # operators keep what the frame says of its model
+    assert cut["evidence_tokens"].max() <= 60
+    assert ld.Evidence(60, tokenizer=tiny.encoder())(
+        pd.DataFrame(out.assign(text=results["text"]).to_dict("list"))
+    ).equals(out)
+
+
+def test_served_models_and_scorers_count_words(results):
+    model = ld.MaxP(
+        ld.PairScorer(lambda queries, texts: [len(text) for text in texts]), window_size=10, stride=5, explain=True
+    )
+    out = (model >> ld.Evidence(25))(results)
+    assert out["evidence_tokens"].tolist() == WORDS(out["text"].tolist())
+    assert out.groupby("qid")["evidence_tokens"].sum().tolist() == [25, 25]
+
+
+def test_sentences_where_the_windows_were_sentences(results):
+    out = (ld.MaxP(tiny.encoder(), explain=True, windows=ld.SentenceWindows(max_sentences=1)) >> ld.Evidence(50))(
+        results
+    )
+    texts = [text for text in out["text"] if text]
+    assert texts
+    assert all(re.fullmatch(r"[^.]*\.?", part) for text in texts for part in re.split(r"(?<=\.) (?=\w)", text))
+
+
+SENTENCE = st.text(alphabet="ab é猫🐈‍\n.", min_size=0, max_size=12)
+
+
+@given(
+    texts=st.lists(SENTENCE, min_size=1, max_size=5),
+    tokens=st.integers(1, 30),
+    seed=st.integers(0, 99),
+    at_least=st.sampled_from([0, 1]),
+    at_most=st.sampled_from([None, 4]),
+)
+def test_no_query_exceeds_its_budget_and_nothing_is_made_up(texts, tokens, seed, at_least, at_most):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number, text in enumerate(texts):
+        ends = np.sort(rng.integers(0, len(text) + 1, size=(rng.integers(1, 4), 2)), axis=1).tolist()
+        spans, scores = [tuple(each) for each in ends], rng.integers(0, 3, len(ends)).astype(float)
+        base = {"qid": number % 2, "query": "q", "docno": number, "text": text, "rank": number}
+        rows.append({**base, "window_spans": spans, "window_scores": scores.tolist()})
+    odd = lambda text: len(text.replace("[...]", "!")) + text.count("[...]")  # noqa: E731 - marks are two tokens
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TruncationWarning)
+        out = ld.Evidence(tokens, at_least=at_least, at_most=at_most, tokenizer=odd)(frame(*rows))
+    assert out.groupby("qid")["evidence_tokens"].sum().max() <= tokens
+    assert out["evidence_tokens"].max() <= (at_most or tokens)
+    for text, old, spans in zip(out["text"], texts, out["evidence_spans"], strict=True):
+        assert text == " [...] ".join(old[a:b].strip() for a, b in spans)
+        assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))

@@ -1,0 +1,111 @@
+"""Passages: documents cut into rows of their own, from which PyTerrier makes documents again; nothing is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pyterrier_longdoc as ld
+
+from ..support import tiny
+from ..support.systems import QUIET
+
+pytestmark = QUIET
+
+FIVE = ld.SlidingWindows(5, 5)
+
+
+def texts_of(out):
+    return out.groupby(out["docno"].str.rsplit("%p", n=1).str[0], sort=False)["text"].agg(list).to_dict()
+
+
+@given(
+    texts=st.lists(st.text(alphabet="ab é猫🐈‍\u0301\n.,", max_size=40), min_size=1, max_size=4),
+    windows=st.sampled_from([FIVE, ld.GreedyChunks(3), ld.SentenceWindows(max_sentences=1), ld.SlidingWords(2, 2)]),
+    tokenizer=st.sampled_from([None, tiny.tokenizer()]),
+)
+def test_disjoint_passages_joined_are_the_text(texts, windows, tokenizer):
+    documents = pd.DataFrame({"docno": range(len(texts)), "text": texts})
+    passages = ld.Passages(windows, tokenizer=tokenizer)(documents)
+    assert {docno: "".join(parts) for docno, parts in texts_of(passages).items()} == dict(
+        zip("0123", texts, strict=False)
+    )
+    for docno, text, (start, end) in passages[["docno", "text", "passage_span"]].to_numpy():
+        assert texts[int(docno.split("%p")[0])][start:end] == text
+
+
+def test_documents_and_results():
+    documents = pd.DataFrame({"docno": ["a", "b"], "text": ["1 2 3 4 5 6 7", ""], "url": ["x", "y"]})
+    out = ld.Passages(FIVE)(documents)
+    assert out["docno"].tolist() == ["a%p0", "a%p1", "b%p0"]
+    assert out["text"].tolist() == ["1 2 3 4 5 ", "6 7", ""]  # the tail stays, and so does a document without text
+    assert out["url"].tolist() == ["x", "x", "y"]
+    results = documents.assign(qid="1", query="q", score=[2.0, 1.0], rank=[0, 1]).set_axis([4, 4])
+    before = results.copy()
+    out = ld.Passages(FIVE)(results)
+    pd.testing.assert_frame_equal(results, before)
+    assert out["rank"].tolist() == [0, 0, 1]
+    assert out.columns.tolist() == [*results.columns, "passage_span"]
+    assert ld.Passages(FIVE)(results.iloc[:0]).columns.tolist() == out.columns.tolist()
+    assert ld.Passages(FIVE)(documents.iloc[:0]).columns.tolist() == [*documents.columns, "passage_span"]
+
+
+def test_windows_overlap_and_titles_are_repeated():
+    documents = pd.DataFrame({"docno": ["a"], "title": ["T"], "text": ["1 2 3 4"]})
+    out = ld.Passages(ld.SlidingWindows(3, 1), text_field=("title", "text"), repeat="title")(documents)
+    assert out["text"].tolist() == ["T\n1 2 3 ", "T\n2 3 4"]
+    assert out["passage_span"].tolist() == [(0, 6), (2, 7)]
+    joined = ld.Passages(ld.SlidingWindows(3, 3), text_field=("title", "text"))(documents)
+    assert joined["text"].tolist() == ["T 1 2 ", "3 4"]
+
+
+@pytest.mark.parametrize(
+    ("again", "model"),
+    [(pt.text.max_passage, ld.MaxP), (pt.text.first_passage, ld.FirstP), (pt.text.mean_passage, ld.AvgP)],
+)
+def test_documents_again_have_the_scores_of_the_model_over_windows(again, model, cross_encoder, results):
+    windows = ld.SlidingWindows(20, 20)
+    cut = ld.Passages(windows, tokenizer=cross_encoder)
+    passages = (cut >> ld.FirstP(cross_encoder, max_query_len=8, dtype="float32") >> again())(
+        results.fillna({"text": ""})
+    )
+    expected = model(cross_encoder, windows=windows, max_query_len=8, dtype="float32")(results)
+    found = passages.set_index(["qid", "docno"])["score"]
+    np.testing.assert_allclose(
+        found.reindex(list(zip(results["qid"], results["docno"], strict=True))), expected["score"], atol=1e-5
+    )
+
+
+def test_an_index_of_passages():
+    indexed = []
+
+    class Index(pt.Indexer):
+        def index(self, iter, **kwargs):
+            indexed.extend(iter)
+
+    (ld.Passages(FIVE) >> Index()).index(iter([{"docno": "a", "text": "1 2 3 4 5 6 7"}, {"docno": "b", "text": "8"}]))
+    assert [row["docno"] for row in indexed] == ["a%p0", "a%p1", "b%p0"]
+
+
+def test_where_sliding_loses_text():
+    pytest.importorskip("pyterrier.text")
+    documents = pd.DataFrame({"docno": ["a"], "text": [" ".join(map(str, range(199)))]})
+    sliding = pt.text.sliding(text_attr="text", length=150, stride=75, prepend_attr=None)(documents)
+    assert " ".join(sliding["text"]).split()[-1] == "149"
+    assert ld.Passages()(documents)["text"].iloc[-1].split()[-1] == "198"
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="windows=150 must be windows"):
+        ld.Passages(150)
+    with pytest.raises(ValueError, match="docno 'a%p1' holds '%p'"):
+        ld.Passages()(pd.DataFrame({"docno": ["a%p1"], "text": ["x"]}))
+    with pytest.raises(pt.validate.InputValidationError):
+        ld.Passages()(pd.DataFrame({"docno": ["a"]}))
+    assert repr(ld.Passages(FIVE, repeat="t", text_field=("t", "b"))) == (
+        "Passages(windows=SlidingWindows(size=5, stride=5), text_field=('t', 'b'), repeat='t')"
+    )

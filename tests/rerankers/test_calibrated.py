@@ -1,0 +1,149 @@
+"""Calibrated and Above: probabilities with known values, kept without pickles; nothing is dropped silently."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+from scipy.special import expit
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.citations import papers_of_pipeline
+from pyterrier_longdoc.common.identity import identify
+
+from ..support.systems import QRELS, QUIET, make
+
+pytest.importorskip("sklearn")
+
+pytestmark = QUIET
+
+
+def judged(queries=100, depth=20, slope=2.0, bias=-1.0, seed=0, windows=False):
+    """Scores, and labels that are drawn with the probability `expit(slope * score + bias)`."""
+    rng = np.random.default_rng(seed)
+    qid, docno = np.divmod(np.arange(queries * depth), depth)
+    frame = pd.DataFrame({"qid": qid.astype(str), "query": "q", "docno": docno.astype(str), "text": "t"})
+    frame["score"] = 2 * rng.normal(size=len(frame))
+    logits = slope * frame["score"] + bias
+    if windows:
+        counts = rng.integers(1, 64, len(frame))
+        frame["window_scores"] = [[0.0] * count for count in counts]
+        logits = logits - np.log2(counts)
+    frame["truth"] = expit(logits)
+    label = (rng.random(len(frame)) < frame["truth"]).astype(int)
+    return pt.model.add_ranks(frame), frame[["qid", "docno"]].assign(label=label)
+
+
+SCORES = pt.Transformer.identity()
+"""A reranker whose scores are those of the frame."""
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+@pytest.mark.parametrize("windows", [False, True])
+def test_known_probabilities_are_found(method, windows):
+    frame, qrels = judged(queries=400, windows=windows)
+    model = ld.Calibrated(SCORES, method=method).fit(frame, qrels)
+    out = model(frame)
+    assert np.abs(out["probability"] - frame["truth"]).mean() < 0.02 + 0.01 * (method == "isotonic")
+    assert out.drop(columns="probability").equals(frame)  # scores and ranks stay
+    if method == "platt":
+        np.testing.assert_allclose(model.calibration["weights"], [2, -1] if windows else [2], atol=0.15)
+        assert model.calibration["bias"] == pytest.approx(-1, abs=0.4)
+
+
+def test_separable_scores_stay_finite_by_smoothed_labels():
+    frame, _ = judged(20, 4)
+    qrels = frame[["qid", "docno"]].assign(label=(frame["score"] > 0).astype(int))
+    out = ld.Calibrated(SCORES).fit(frame, qrels)(frame)
+    assert out["probability"].between(1e-6, 1 - 1e-6).all()
+
+
+def test_who_counts():
+    frame, qrels = judged(60, 10)
+    everything = ld.Calibrated(SCORES).fit(frame, qrels)
+    positives = qrels[qrels["label"] > 0]
+    with_all_queries = positives["qid"].nunique() == 60
+    assert with_all_queries
+    same = ld.Calibrated(SCORES).fit(frame, positives)  # documents without a label are not relevant
+    assert same.calibration == everything.calibration
+    with pytest.raises(ValueError, match=rf"{len(positives)} of the results are relevant, 0 are not"):
+        ld.Calibrated(SCORES, judged_only=True).fit(frame, positives)
+    half = ld.Calibrated(SCORES).fit(frame, qrels[qrels["qid"].astype(int) < 30])
+    assert half.calibration["documents"] == 300  # queries without a label do not count
+    with pytest.raises(ValueError, match="too few judged documents"):
+        ld.Calibrated(SCORES).fit(frame, qrels.head(30))
+
+
+def test_saved_beside_the_model_and_loaded_without_pickle(tmp_path, results):
+    frame = pd.concat([results.assign(qid=results["qid"] + str(i)) for i in range(40)])
+    qrels = pd.concat([QRELS.assign(qid=QRELS["qid"] + str(i)) for i in range(40)])
+    model = ld.Calibrated(make("MaxP", explain=True), method="isotonic").fit(frame, qrels)
+    model.save(tmp_path / "model")
+    loaded = ld.Calibrated.load(tmp_path / "model", explain=True)
+    assert isinstance(loaded.model, ld.MaxP)
+    pd.testing.assert_frame_equal(loaded(results), model(results))
+    assert json.loads((tmp_path / "model" / "calibration.json").read_text())["method"] == "isotonic"
+    loaded.model.explain = False
+    with pytest.raises(ValueError, match="explain=True here, too"):
+        loaded(results)
+    assert isinstance(ld.CrossEncoder.load(tmp_path / "model"), ld.MaxP)  # the model alone
+    ld.Calibrated(SCORES, calibration=model.calibration).save(tmp_path / "other")  # cannot be saved itself
+    assert ld.Calibrated.load(tmp_path / "other", SCORES).calibration == model.calibration
+
+
+def test_pipelines_and_identities(results):
+    frame, qrels = judged(60, 10)
+    model = ld.Calibrated(SCORES)
+    before = identify(model).description
+    pipeline = pt.Transformer.from_df(frame) >> model >> ld.Above(0.5)
+    (pt.Transformer.from_df(frame) >> model).fit(frame[["qid", "query"]].drop_duplicates(), qrels)
+    assert identify(model).description != before  # a saved run of another calibration is another run
+    assert 0 < len(pipeline(frame[["qid", "query"]].drop_duplicates())) < len(frame)
+    with_model = ld.Calibrated(make("MaxP"))
+    assert {"dai-2019-deeper", "platt-1999-probabilistic"} <= set(papers_of_pipeline(with_model))
+    assert pt.inspect.subtransformers(with_model) == {"model": with_model.model}
+    assert with_model(results.iloc[:0]).columns.tolist()[-1] == "probability"
+    with pytest.raises(ValueError, match="knows no probabilities: call fit"):
+        with_model(results)
+    with pytest.raises(ValueError, match="model=3 must be a transformer"):
+        ld.Calibrated(3)
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
+        ld.Calibrated(SCORES).fit(*judged(30))
+
+
+def test_above_says_which_queries_are_left_without():
+    frame = pd.DataFrame(
+        {
+            "qid": ["1", "1", "2", "1"],
+            "docno": list("abcd"),
+            "score": [1.0, 2, 3, 4],
+            "probability": [0.5, 0.4, 0.1, 0.9],
+        }
+    ).set_axis([5, 6, 7, 8])
+    before = frame.copy()
+    with pytest.warns(UserWarning, match=r"Above\(threshold=0.5\): 1 of 2 queries are left without a document"):
+        out = ld.Above(0.5)(frame)
+    assert out["docno"].tolist() == ["a", "d"]
+    assert out["rank"].tolist() == [1, 0]
+    pd.testing.assert_frame_equal(frame, before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert len(ld.Above(0.1)(frame)) == 4
+        assert ld.Above(0.1)(frame.iloc[:0]).columns.tolist() == [*frame.columns, "rank"]
+    with pytest.warns(UserWarning, match="2 of 2 queries"):
+        assert len(ld.Above(1)(frame)) == 0
+    with pytest.raises(pt.validate.InputValidationError, match="probability"):
+        ld.Above(0.5)(frame.drop(columns="probability"))
+    with pytest.raises(ValueError, match=r"put ld.Calibrated\(...\) before it"):
+        ld.Above(0.5)(frame.assign(probability=np.nan))
+    with pytest.raises(ValueError, match=r"threshold=1\.5"):
+        ld.Above(1.5)
