@@ -14,7 +14,6 @@ from ..common.arguments import argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numbers, validated, with_scores
-from ..common.warnings import warn
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
@@ -22,7 +21,6 @@ from ..modelling.external import ExternalScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
-from ..modelling.mores import DEFAULT_BART, ExperimentalWarning, MoresEncoder, load_encoder_decoder
 from ..modelling.tkl import TKLEncoder
 from ..modelling.weights import HeadSpec, seeded_head
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
@@ -364,39 +362,6 @@ class LateIR(SeparateReranker):
     def default_training(self) -> TrainingArgs:
         rates = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
         return TrainingArgs(epochs=3, learning_rates=rates)
-
-
-@dataclass(eq=False, repr=False)
-class MORESPlus(SeparateReranker):
-    """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
-
-    `score = u · decoder(query, E(w_1), ..., E(w_n))`, with an encoder `E` of windows.
-
-    Its published code is incomplete, and the implementation of Boytsov et al. 2025 did not beat BM25. Windows are those
-    of `MaxP`, encoded without the query and remembered. Must be trained.
-
-    Args:
-        backbone: BART, whose encoder reads the windows and whose decoder the query.
-        cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
-
-    Example:
-        `(bm25 >> dataset.text_loader() >> ld.MORESPlus()).fit(topics, qrels)`
-    """
-
-    head_name: ClassVar[str] = "firstp"
-    papers: ClassVar[tuple[str, ...]] = ("gao-2022-long",)
-
-    backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
-
-    encoder_class: ClassVar[type[WindowEncoder]] = MoresEncoder
-
-    def load_backbone(self) -> Backbone:
-        self.refuse("trust_remote_code", why="reads BART, which needs no remote code")
-        warn("MORESPlus is experimental: no published result of this model could be confirmed", ExperimentalWarning)
-        return load_encoder_decoder(str(self.backbone))
-
-    def default_training(self) -> TrainingArgs:
-        return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
 
 
 PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm": "guo-2016-deep"}

@@ -138,7 +138,7 @@ def cells(monkeypatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "MORESPlus"])
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "MaxSim"])
 def test_one_long_sentence_does_not_make_all_windows_long(name, cells, monkeypatch):
     words, size = tiny.WORDS, None if name.startswith("Bi") else 150
     model = make(name, windows=ld.SentenceWindows(max_sentences=1), window_size=size, stride=100)

@@ -102,7 +102,6 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"template": "plain"}, "template"),
         ({"interaction": None}, "interact"),
     ],
-    ld.MORESPlus: [({"pooling": "cls"}, "pooling"), ({"template": "plain"}, "template")],
     ld.NeuralModel1: [
         ({"pooling": "cls"}, "pooling"),
         *(

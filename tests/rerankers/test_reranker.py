@@ -266,7 +266,6 @@ def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
         ("LongP", {"max_doc_len": 60}, 65, 60),
         ("Birch", {}, 31, 94),
         ("BiEncoder-max", {}, 126, 20),  # read apart
-        ("MORESPlus", {}, 126, 20),
     ],
 )
 def test_what_windows_leave_to_queries(name, changes, room, size, results):
