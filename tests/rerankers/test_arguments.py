@@ -182,7 +182,8 @@ def test_every_reranker_is_tried_here():
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
 def test_apply_attributes_keeps_weights(name):
     model = make(name)
-    weights = model.model.head.final.weight
+    parts = model.model
+    weights = parts.encoder.representation[0].linear.weight if name == "MaxSim" else parts.head.final.weight
     weights.data.mul_(-3.0)
     clone = changed(model, batch_size=3)
     assert (clone.batch_size, model.batch_size) == (3, 64)
