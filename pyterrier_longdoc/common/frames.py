@@ -48,10 +48,6 @@ def on_lines(*parts: str) -> str:
     return "\n".join(filter(None, parts))
 
 
-TOKENIZER = "longdoc_tokenizer"
-"""In a frame's `attrs`: the name of its model's tokenizer. (The tokenizer itself could not be written with a frame.)"""
-
-
 class TruncationWarning(UserWarning):
     """Text was not read; `coverage` of the transformer says how much."""
 

@@ -40,8 +40,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
             rest is spent. A warning counts documents that have fewer.
         at_most: tokens of one document; None for no limit.
         tokenizer: counts tokens, for instance as the language model does that reads the text: a Hugging Face tokenizer
-            or its name, a tiktoken encoding or a function. None for the reranker's, whose name is in the frame's
-            `attrs`; words for a served model without one.
+            or its name, a tiktoken encoding or a function. None for the reranker's, which the column
+            `window_tokenizer` names; words for a served model without one.
         text_field: what the reranker reads. The new text is in the column that is cut into windows, or in `text` where
             several are.
         repeat: the columns that are read with each window, as for the reranker: each is a line before the evidence.
@@ -99,10 +99,11 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
     def _counter(self, inp: pd.DataFrame) -> Counter:
         if self.tokenizer is not None or not len(inp):
             return token_counter(self.tokenizer)
-        if frames.TOKENIZER not in inp.attrs:
-            whose = "the results do not say whose tokens to count, as they do until they are written or merged"
-            raise ValueError(f"Evidence: {whose}: give tokenizer=, the name of the reranker's backbone for instance")
-        return token_counter(inp.attrs[frames.TOKENIZER] or Words())
+        names = set(inp["window_tokenizer"]) if "window_tokenizer" in inp else set()
+        if len(names) != 1:
+            found = f"the column window_tokenizer names {len(names)} tokenizers"
+            raise ValueError(f"Evidence: {found}: give tokenizer=, the name of the reranker's backbone for instance")
+        return token_counter(names.pop() or Words())
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
         """Return the windows of each row of a query, whose rows are in the order of ranks."""

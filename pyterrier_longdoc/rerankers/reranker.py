@@ -26,7 +26,6 @@ from ..common.arguments import (
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, in_words
 from ..common.frames import (
-    TOKENIZER,
     Text,
     TextField,
     TruncationWarning,
@@ -127,7 +126,7 @@ class Reranker(Presented, pt.Transformer):
             over windows, None for models without), `window_spans` (characters of each window in the text, or in the
             joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
             window with the highest score), `query_terms` (the share of each query token in the score, None for models
-            that cannot tell).
+            that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words).
         trust_remote_code: run modelling code from the backbone's checkpoint.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
         seed: of random first weights, of the choice of windows and, if the recipe has none, of the training.
@@ -357,14 +356,12 @@ class Reranker(Presented, pt.Transformer):
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         columns = self.explanation_columns(scored.explanations) if self.explain else {}
-        results = with_scores(inp, scored.scores, **columns)
-        if self.explain:  # "" stands for words
-            results.attrs[TOKENIZER] = str(getattr(self.model.tokenizer, "name_or_path", ""))
-        return results
+        return with_scores(inp, scored.scores, **columns)
 
     def explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
         """Return the columns that `explain` adds."""
         best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
+        tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if explanations else ""
         return {
             "window_scores": [explanation.scores for explanation in explanations],
             "window_weights": [explanation.weights for explanation in explanations],
@@ -372,6 +369,7 @@ class Reranker(Presented, pt.Transformer):
             "best_start": best[:, 0],
             "best_end": best[:, 1],
             "query_terms": [explanation.query_terms for explanation in explanations],
+            "window_tokenizer": [tokenizer] * len(explanations),
         }
 
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:

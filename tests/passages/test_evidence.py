@@ -164,7 +164,7 @@ def test_what_is_missing_is_named():
         evidence(results.assign(window_scores=[CATS["window_scores"], None]))
     with pytest.raises(ValueError, match="windows of 'cats' end after its text"):
         evidence(results.assign(text="short"))
-    with pytest.raises(ValueError, match="whose tokens to count"):
+    with pytest.raises(ValueError, match="names 0 tokenizers: give tokenizer="):
         ld.Evidence()(results)
     for wrong in ({"tokens": 0}, {"at_least": 3000}, {"at_most": 0}, {"text_field": ()}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -183,11 +183,14 @@ def test_tokens_are_those_of_the_model(name, results):
         " [...] ".join(text[a:b] for a, b in spans) for text, spans in zip(texts, out["evidence_spans"], strict=True)
     ]
     assert out["text"].tolist() == shown
-    cut = (model % 1 >> ld.Evidence(60))(results)  # operators keep what the frame says of its model
-    assert cut["evidence_tokens"].max() <= 60
-    assert ld.Evidence(60, tokenizer=tiny.encoder())(
-        pd.DataFrame(out.assign(text=results["text"]).to_dict("list"))
-    ).equals(out)
+    summed = (0.3 * pt.Transformer.identity() + model) % 1 >> ld.Evidence(
+        60
+    )  # operators keep the name of the tokenizer
+    assert 0 < summed(results)["evidence_tokens"].max() <= 60
+    pd.testing.assert_frame_equal(ld.Evidence(60, tokenizer=tiny.encoder())(model(results)), out)
+    mixed = pd.concat([model(results), model(results).assign(window_tokenizer="other")])
+    with pytest.raises(ValueError, match="names 2 tokenizers"):
+        ld.Evidence(60)(mixed)
 
 
 def test_served_models_and_scorers_count_words(results):
