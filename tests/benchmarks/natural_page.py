@@ -210,23 +210,23 @@ documents and costs."""
 VERDICTS_NOTE = """\
 The claims are those of Boytsov et al. 2022 and 2025, but for the fourth, a control. *Seen*: the difference lies
 significantly where the claim has it; *not reached*: significantly elsewhere, by models of one training; *not seen*:
-neither, and an effect as large as the papers' is excluded; *undecided*: both are possible. A claim is no better than its
-worst finding. Gold text stands where authors put it (*natural*), or evenly because of how questions were asked
+neither, and an effect as large as the papers' is excluded; *undecided*: both are possible. A claim is no better than
+its worst finding. Gold text stands where authors put it (*natural*), or evenly because of how questions were asked
 (*controlled*)."""
 
 DIFFERENCES_NOTE = """\
 Differences in nDCG@10 of documents (of passages in the control), with the interval at which the claim is tested; Holm's
-method corrects for all findings of a claim. Losses are those from questions in the window to questions behind it, beside
-BM25's, which tells how hard the questions are. Questions count as independent, though many are about the same document
-(*documents asked about*)."""
+method corrects for all findings of a claim. Losses are those from questions in the window to questions behind it,
+beside BM25's, which tells how hard the questions are. Questions count as independent, though many are about the same
+document (*documents asked about*)."""
 
 MEANS_NOTE = """\
 A significant difference from FirstP is marked ``*``, from BM25 ``+``: paired t-test, alpha 0.05, by Holm's method over
 all systems and groups of questions, also those that are not shown."""
 
 EVIDENCE_NOTE = """\
-The share of questions of which one of the k best windows of the right document, all of which were read, holds gold text.
-The first and BM25's best windows are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's method."""
+The share of questions of which one of the k best windows of the right document, all of which were read, holds gold
+text. The first and BM25's best windows are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's method."""
 
 SEE_ALSO = ".. seealso:: :doc:`positions`, :doc:`replication`"
 
@@ -266,7 +266,7 @@ def _little_left(collections: pd.DataFrame) -> list[str]:
 
 
 def _by_group(rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Return nDCG@10 of BM25 and of each model alone, of documents and of passages, by whether FirstP reads the text."""
+    """Return nDCG@10 of BM25 and of each model, of documents and of passages, by whether FirstP reads the text."""
     rows = rows[(rows["measure"] == "nDCG@10") & rows["group"].isin(["all", IN, BEHIND])]
     marks = np.where(rows["p against FirstP"] < ALPHA, "\\*", "") + np.where(rows["p against BM25"] < ALPHA, "+", "")
     cell = rows["mean"].map("{:.3f}".format) + np.where(marks == "", "", " ") + marks

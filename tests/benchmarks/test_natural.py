@@ -92,7 +92,7 @@ def made_up_page() -> str:
     """The page of figures that nobody measured, with all collections and systems."""
     long, systems = ["MaxP", "PARADE attn", "PARADE transformer", "BiEncoder"], ["BM25", "FirstP"]
     values = figures(0.3, 0.0)
-    values = values[["BM25", "FirstP"]].join(pd.DataFrame({name: values["MaxP"] for name in long}))
+    values = values[["BM25", "FirstP"]].join(pd.DataFrame(dict.fromkeys(long, values["MaxP"])))
     systems += long
     collections = pd.DataFrame([{"collection": name, "positions": kind} for name, (kind, _) in COLLECTIONS.items()])
     collections = collections.assign(documents=278, words=1916, questions=200, of=852)
