@@ -270,7 +270,8 @@ def _by_group(rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     rows = rows[(rows["measure"] == "nDCG@10") & rows["group"].isin(["all", IN, BEHIND])]
     marks = np.where(rows["p against FirstP"] < ALPHA, "\\*", "") + np.where(rows["p against BM25"] < ALPHA, "+", "")
     cell = rows["mean"].map("{:.3f}".format) + np.where(marks == "", "", " ") + marks
-    columns = rows["task"] + ", " + rows["group"] + rows["queries"].map(" ({})".format)
+    short = rows["group"].str.removesuffix(" the window")
+    columns = rows["task"] + ", " + short + rows["queries"].map(" ({})".format)
     wide = rows.assign(cell=cell, column=columns).pivot(index="name", columns="column", values="cell")
     order = [column for task in rows["task"].unique() for column in columns[rows["task"] == task].unique()]
     return wide.loc[["BM25", *models], order].rename_axis(None, axis=1).reset_index(names="system")

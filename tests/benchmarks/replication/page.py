@@ -27,7 +27,7 @@ Printed by
 
 {left}
 
-What supports the verdicts, in reciprocal rank:
+What supports the verdicts, in reciprocal rank (``claims`` also prints what is claimed, p and the detectable difference):
 
 {comparisons}
 
@@ -73,7 +73,7 @@ def claims_that_are_left(found: Verdicts) -> str:
 def comparisons_that_were_run(found: Verdicts) -> pd.DataFrame:
     """A row for each comparison that was run, in few columns."""
     rows = found.comparisons[found.comparisons["verdict"] != NOT_RUN]
-    shown = comparisons_as_read(rows).drop(columns=["p", "detectable", "queries x seeds"])
+    shown = comparisons_as_read(rows).drop(columns=["claimed", "p", "detectable", "queries x seeds"])
     return shown.rename(columns={"claim": ""})
 
 
