@@ -49,6 +49,7 @@ MADE_UP = {"program.py", "train.py", "rerank.py", "gpu.json"}
 """Files that the reader writes, or a command."""
 
 CHAIN = re.compile(r"(?<![\w./\"'-])(ld|pt|pyterrier_longdoc|pyterrier_caching)((?:\.[A-Za-z]\w*)+)(?![\w/-])")
+FILE = r"[\w-]+\.(?:py|rst|md|ipynb|toml|csv|svg|bib)"
 FENCED = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 BLOCKS = re.compile(r"^( *)\.\. code-block:: (?:python|py)\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 
@@ -187,7 +188,7 @@ def test_commands_are_there(path):
     for kind, name, rest in re.findall(r"python[\d.]* (-m )?([\w./]+)((?: [^`\n|>&]*)?)", text):
         source = source_of(name, bool(kind))
         if source is None:
-            faults += [name] if kind or name.endswith(".py") and name not in MADE_UP else []
+            faults += [name] if kind or (name.endswith(".py") and name not in MADE_UP) else []
             continue
         options = re.findall(r"(?<=\s)(--[a-z][\w-]*)", rest)
         # Some scripts make options of a dictionary's keys.
@@ -228,8 +229,7 @@ def is_module(name: str) -> bool:
 def test_files_are_there(path):
     """Paths of the repository in backticks, and links of Markdown."""
     text = parts(path)[0]
-    paths = r"((?:[\w.-]+/)+(?:[\w-]+\.(?:py|rst|md|ipynb|toml|csv|json|svg|bib))?|[\w-]+\.(?:py|rst|md|ipynb|toml|bib))"
-    named = set(re.findall(rf"`{paths}`", text)) - MADE_UP
+    named = set(re.findall(rf"`((?:[\w.-]+/)+(?:{FILE})?|{FILE})`", text)) - MADE_UP
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text) if path.suffix == ".md" else []
     absent = [link for link in links if not (path.parent / link).exists()]
     absent += [name for name in sorted(named) if not has_file(name, path)]

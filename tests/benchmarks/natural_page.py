@@ -173,7 +173,6 @@ def sentence(finding: Finding, p: float, interval: tuple[float, float], outcome:
 def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str, Any]) -> str:
     """Return the page in reStructuredText: what supports the verdicts; everything else is in the tables as CSV."""
     verdicts, collections = tables["findings"], tables["collections"]
-    by_claim = verdicts.groupby("claim", sort=False)
     parts = [
         ".. default-role:: code\n\nNatural positions\n=================",
         METHOD.format(**settings),
@@ -182,7 +181,7 @@ def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str
         _titled("Does what the papers say hold?", "-", VERDICTS_NOTE),
         csv_table(_summary(verdicts, collections)),
         _titled("The differences behind the verdicts", "-", DIFFERENCES_NOTE),
-        *(f"*{CLAIMS[claim]}*\n\n{csv_table(_differences(rows))}" for claim, rows in by_claim),
+        csv_table(_differences(verdicts)),
         _titled("The collections", "-", csv_table(collections.drop(columns=FIFTHS).map(_text))),
         *_little_left(collections),
         _titled("nDCG@10", "-", MEANS_NOTE),
@@ -209,16 +208,15 @@ documents and costs."""
 
 VERDICTS_NOTE = """\
 The claims are those of Boytsov et al. 2022 and 2025, but for the fourth, a control. *Seen*: the difference lies
-significantly where the claim has it; *not reached*: significantly elsewhere, by models of one training; *not seen*:
-neither, and an effect as large as the papers' is excluded; *undecided*: both are possible. A claim is no better than
-its worst finding. Gold text stands where authors put it (*natural*), or evenly because of how questions were asked
-(*controlled*)."""
+significantly where the claim has it; *not reached*: significantly elsewhere; *not seen*: neither, and an effect as
+large as the papers' is excluded; *undecided*: both are possible. A claim is no better than its worst finding. Gold text
+stands where authors put it (*natural*), or evenly because of how questions were asked (*controlled*)."""
 
 DIFFERENCES_NOTE = """\
-Differences in nDCG@10 of documents (of passages in the control), with the interval at which the claim is tested; Holm's
-method corrects for all findings of a claim. Losses are those from questions in the window to questions behind it,
-beside BM25's, which tells how hard the questions are. Questions count as independent, though many are about the same
-document (*documents asked about*)."""
+By the number of the claim: differences in nDCG@10 of documents (of passages in the control; in 1 the share above a
+fifth), with the interval at which the claim is tested by Holm's method. Losses (2 to 4) are those from questions in the
+window to questions behind it, beside BM25's, which tells how hard the questions are. Questions count as independent,
+though many are about the same document."""
 
 MEANS_NOTE = """\
 A significant difference from FirstP is marked ``*``, from BM25 ``+``: paired t-test, alpha 0.05, by Holm's method over
@@ -226,7 +224,8 @@ all systems and groups of questions, also those that are not shown."""
 
 EVIDENCE_NOTE = """\
 The share of questions of which one of the k best windows of the right document, all of which were read, holds gold
-text. The first and BM25's best windows are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's method."""
+text. The first and BM25's best windows are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's
+method."""
 
 SEE_ALSO = ".. seealso:: :doc:`positions`, :doc:`replication`"
 
@@ -239,24 +238,25 @@ def _summary(verdicts: pd.DataFrame, collections: pd.DataFrame) -> pd.DataFrame:
     kind = dict(zip(collections["collection"], collections["positions"], strict=True))
     kinds = verdicts["collection"].map(kind)
     rows = [
-        {"claim": said}
+        {"": number, "claim": said}
         | {
             k: weakest(verdicts.loc[(verdicts["claim"] == claim) & (kinds == k), "verdict"])
             for k in (NATURAL, CONTROLLED)
         }
-        for claim, said in CLAIMS.items()
+        for number, (claim, said) in enumerate(CLAIMS.items(), 1)
     ]
     return pd.DataFrame(rows)
 
 
 def _differences(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each collection, and a column for each system with its difference, interval and verdict."""
+    """Return a row for each claim and collection, a column for each system: difference, interval and verdict."""
     numbers = zip(rows["difference"], rows["low"], rows["high"], rows["verdict"], strict=True)
     cells = [f"{difference:+.3f} [{low:+.3f}, {high:+.3f}] {outcome}" for difference, low, high, outcome in numbers]
-    named = rows.assign(cell=cells, system=rows["system"].replace("", "share above a fifth"))
-    wide = named.pivot(index="collection", columns="system", values="cell")
-    wide = wide.loc[named["collection"].unique(), named["system"].unique()]
-    return wide.fillna("").rename_axis(None, axis=1).reset_index()
+    number = {claim: str(n) for n, claim in enumerate(CLAIMS, 1)}
+    named = rows.assign(cell=cells, claim=rows["claim"].map(number), system=rows["system"].replace("", "all questions"))
+    wide = named.pivot(index=["claim", "collection"], columns="system", values="cell")
+    order = list(dict.fromkeys(zip(named["claim"], named["collection"], strict=True)))
+    return wide.loc[order, named["system"].unique()].fillna("").rename_axis(None, axis=1).reset_index()
 
 
 def _little_left(collections: pd.DataFrame) -> list[str]:

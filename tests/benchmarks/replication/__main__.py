@@ -165,7 +165,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     kept.set_defaults(command=collect)
     kept.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")
     kept.add_argument("target", type=Path, metavar="TARGET", help="for three small files")
-    written = commands.add_parser("page", help="the results as a section of the documentation's page, in reStructuredText")
+    written = commands.add_parser("page", help="the results as a section of a page, in reStructuredText")
     written.set_defaults(command=page)
     written.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")
     return parser.parse_args(argv)

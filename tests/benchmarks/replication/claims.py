@@ -431,7 +431,8 @@ def as_text(found: Verdicts) -> str:
     """Each claim with its verdict, its comparisons as a table beneath, and what is still to run."""
     parts = []
     for claim in found.claims.to_dict("records"):
-        rows = comparisons_as_read(found.comparisons[found.comparisons["claim"] == claim["claim"]]).drop(columns="claim")
+        own = found.comparisons[found.comparisons["claim"] == claim["claim"]]
+        rows = comparisons_as_read(own).drop(columns="claim")
         rows["comparison"] = rows["comparison"].str.ljust(rows["comparison"].str.len().max())
         said = indent(fill(f"{claim['sentence']} ({claim['source']})", 100), "   ")
         parts.append(f"{claim['claim']}. {claim['name']}: {verdict_of(claim).upper()}\n{said}")

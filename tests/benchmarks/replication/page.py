@@ -27,7 +27,7 @@ Printed by
 
 {left}
 
-What supports the verdicts, in reciprocal rank (``claims`` also prints what is claimed, p and the detectable difference):
+What supports the verdicts, in reciprocal rank (``claims`` also prints what is claimed, p and *detectable*):
 
 {comparisons}
 
