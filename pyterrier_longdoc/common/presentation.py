@@ -109,12 +109,12 @@ def composed(cls: type, root: type) -> str:
 class Presented(Cited):
     """Base of rerankers and judges: hash, drawing and citation."""
 
-    argument_classes: ClassVar[dict[str, type]] = {}
+    _argument_classes: ClassVar[dict[str, type]] = {}
     """Of arguments whose own arguments a user may look for here."""
 
     def __new__(cls, *args: Any, **arguments: Any) -> Any:
         """Make an object; see `check_names`."""
-        check_names(cls, arguments, cls.argument_classes)
+        check_names(cls, arguments, cls._argument_classes)
         return super().__new__(cls, *args, **arguments)
 
     def __hash__(self) -> int:

@@ -106,10 +106,10 @@ class MaxSim(SeparateReranker):
         encoder.store = ArrayStore(self.vector_cache, self.vector_cache_bytes) if stores else None  # type: ignore[arg-type]
         return super().score(queries, texts, bar)
 
-    def explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+    def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
         """See the base class; with the place of each query token's maximum."""
         places = [explanation.query_places for explanation in explanations]
-        return {**super().explanation_columns(explanations), "query_places": places}
+        return {**super()._explanation_columns(explanations), "query_places": places}
 
 
 @dataclass(frozen=True)

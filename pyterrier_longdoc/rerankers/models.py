@@ -50,7 +50,7 @@ class FirstP(CrossEncoder):
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows", at_least=1)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
     def default_windows(self) -> Windows:
         return Truncate(self.window_size)
@@ -72,7 +72,7 @@ class SlidingReranker(CrossEncoder):
     window_size: int = argument(150, role="windows", at_least=1)
     stride: int = argument(100, role="windows", at_least=1)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
     def default_windows(self) -> Windows:
         return SlidingWindows(self.window_size, self.stride)
@@ -226,7 +226,7 @@ class AvgP(CrossEncoder):
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows", at_least=1)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
     def default_windows(self) -> Windows:
         return GreedyChunks(self.window_size)
@@ -308,8 +308,8 @@ class SeparateReranker(SlidingReranker):
     _: KW_ONLY
     cached_bytes: int = argument(CACHED_BYTES, role="computing", at_least=1)
 
-    def set_up(self, model: Model | None) -> Model:
-        model = super().set_up(model)
+    def _set_up(self, model: Model | None) -> Model:
+        model = super()._set_up(model)
         encoder: Any = model.encoder
         encoder.cache.max_bytes = self.cached_bytes
         return model
@@ -480,7 +480,7 @@ class TKL(CrossEncoder):
     """
 
     head_name: ClassVar[str] = "tkl"
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
     papers: ClassVar[tuple[str, ...]] = ("hofstatter-2020-local",)
 
     _: KW_ONLY
@@ -606,17 +606,17 @@ class LongP(CrossEncoder):
         matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
         return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
 
-    def backbone_options(self) -> BackboneOptions:
+    def _backbone_options(self) -> BackboneOptions:
         return replace(
-            super().backbone_options(),
+            super()._backbone_options(),
             global_attention=self.global_attention,
             attention_window=self.attention_window,
             attention_type=self.attention_type,
             attn_implementation=self.attn_implementation,
         )
 
-    def set_up(self, model: Model | None) -> Model:
-        model = super().set_up(model)
+    def _set_up(self, model: Model | None) -> Model:
+        model = super()._set_up(model)
         if not self.is_external:
             use_attention(model.encoder.backbone, self.attn_implementation)
         return model
