@@ -181,10 +181,10 @@ def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str
         _titled("Does what the papers say hold?", "-", VERDICTS_NOTE),
         csv_table(_summary(verdicts, collections)),
         _titled("The differences behind the verdicts", "-", DIFFERENCES_NOTE),
-        csv_table(_differences(verdicts)),
+        *map(csv_table, _differences(verdicts)),
         _titled("The collections", "-", csv_table(collections.drop(columns=FIFTHS).map(_text))),
         *_little_left(collections),
-        _titled("nDCG@10", "-", MEANS_NOTE),
+        _titled("Means by group", "-", MEANS_NOTE),
     ]
     for name in collections["collection"]:
         said = f"{name}: {COLLECTIONS.get(name, (NATURAL, ''))[1]}".removesuffix(": ") + "."
@@ -213,14 +213,14 @@ large as the papers' is excluded; *undecided*: both are possible. A claim is no 
 stands where authors put it (*natural*), or evenly because of how questions were asked (*controlled*)."""
 
 DIFFERENCES_NOTE = """\
-By the number of the claim: differences in nDCG@10 of documents (of passages in the control; in 1 the share above a
-fifth), with the interval at which the claim is tested by Holm's method. Losses (2 to 4) are those from questions in the
-window to questions behind it, beside BM25's, which tells how hard the questions are. Questions count as independent,
-though many are about the same document."""
+By the number of the claim: differences in ``nDCG@10`` of documents (of passages in the control; in 1 the share above a
+fifth), with the interval at which the claim is tested by Holm's method. Losses (2 to 4) are those from questions in
+the window to questions behind it, beside BM25's, which tells how hard the questions are. Questions count as
+independent, though many are about the same document."""
 
 MEANS_NOTE = """\
-A significant difference from FirstP is marked ``*``, from BM25 ``+``: paired t-test, alpha 0.05, by Holm's method over
-all systems and groups of questions, also those that are not shown."""
+``nDCG@10``. A significant difference from FirstP is marked ``*``, from BM25 ``+``: paired t-test, alpha 0.05, by Holm's
+method over all systems and groups of questions, also those that are not shown."""
 
 EVIDENCE_NOTE = """\
 The share of questions of which one of the k best windows of the right document, all of which were read, holds gold
@@ -248,15 +248,20 @@ def _summary(verdicts: pd.DataFrame, collections: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _differences(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each claim and collection, a column for each system: difference, interval and verdict."""
+def _differences(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return differences, intervals and verdicts of claims about one system, then those of claims about several."""
     numbers = zip(rows["difference"], rows["low"], rows["high"], rows["verdict"], strict=True)
     cells = [f"{difference:+.3f} [{low:+.3f}, {high:+.3f}] {outcome}" for difference, low, high, outcome in numbers]
     number = {claim: str(n) for n, claim in enumerate(CLAIMS, 1)}
     named = rows.assign(cell=cells, claim=rows["claim"].map(number), system=rows["system"].replace("", "all questions"))
-    wide = named.pivot(index=["claim", "collection"], columns="system", values="cell")
-    order = list(dict.fromkeys(zip(named["claim"], named["collection"], strict=True)))
-    return wide.loc[order, named["system"].unique()].fillna("").rename_axis(None, axis=1).reset_index()
+    alone = named.groupby("claim")["system"].transform("nunique") == 1
+    one = named[alone].assign(column=named["claim"] + ", " + named["system"])
+    tables = [one.pivot(index="collection", columns="column", values="cell").loc[one["collection"].unique()]]
+    several = named[~alone]
+    wide = several.pivot(index=["claim", "collection"], columns="system", values="cell")
+    order = list(dict.fromkeys(zip(several["claim"], several["collection"], strict=True)))
+    tables.append(wide.loc[order, several["system"].unique()])
+    return [table.fillna("").rename_axis(None, axis=1).reset_index() for table in tables]
 
 
 def _little_left(collections: pd.DataFrame) -> list[str]:
