@@ -335,7 +335,10 @@ def test_list_as_rst():
     claims = CLAIMS[2], CLAIMS[6]
     found = verdicts(made_up(OVERFIT), claims=claims)
     rst = as_rst(found)
-    tables = [list(csv.reader(part.split("\n\n")[1].splitlines())) for part in rst.split(".. csv-table::")[1:]]
+    tables = [
+        list(csv.reader(part.split("\n\n")[1].splitlines(), skipinitialspace=True))
+        for part in rst.split(".. csv-table::")[1:]
+    ]
     sizes = [(len(table), {len(row) for row in table}) for table in tables]
     assert sizes == [(3, {3}), (2 * len(OVERFITTED) + 3, {10})]
     assert '"LongP against MaxP, early>far, on far","0.397 / 0.328","0.800 / 0.650",' in rst

@@ -91,7 +91,10 @@ def test_sweeps_have_their_settings():
 
 def test_tables_and_pictures(tmp_path):
     text = "\n\n".join(tables_as_rst(FOUND))
-    tables = [list(csv.reader(part.split("\n\n")[1].splitlines())) for part in text.split(".. csv-table::")[1:]]
+    tables = [
+        list(csv.reader(part.split("\n\n")[1].splitlines(), skipinitialspace=True))
+        for part in text.split(".. csv-table::")[1:]
+    ]
     assert len(tables) == 5
     assert all(len({len(row) for row in table}) == 1 for table in tables)
     assert next(iter(TABLES)) in text
