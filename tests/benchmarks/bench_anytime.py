@@ -67,6 +67,14 @@ def topics_of(dataset: Any, dev: int, test: int) -> pd.DataFrame:
     return pd.concat([frame.assign(part=part)[["qid", "query", "part"]] for part, frame in drawn.items()])
 
 
+def qrels_of(dataset: Any) -> pd.DataFrame:
+    """The judgements of dev and test queries, or of all."""
+    try:
+        return pd.concat([dataset.get_qrels(part) for part in ("dev", "test")])
+    except (KeyError, ValueError):
+        return dataset.get_qrels()
+
+
 def candidates_of(dataset: Any, topics: pd.DataFrame, depth: int) -> pd.DataFrame:
     from pyterrier_longdoc.demo import first_stage
 
@@ -91,7 +99,7 @@ def record(args: argparse.Namespace) -> None:
     for name in args.collections:
         dataset, file = dataset_of(name), args.to / f"{Path(name).name}.jsonl"
         topics = topics_of(dataset, args.dev, args.test)
-        qrels = dataset.get_qrels()
+        qrels = qrels_of(dataset)
         label_of = dict(zip(zip(qrels["qid"], qrels["docno"], strict=True), qrels["label"], strict=True))
         texts = [str(row["text"]) for row in dataset.get_corpus_iter(verbose=False)]
         selector = ld.BM25Windows.from_texts(texts, 1)

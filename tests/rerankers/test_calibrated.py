@@ -86,7 +86,8 @@ def test_saved_beside_the_model_and_loaded_without_pickle(tmp_path, results):
     model.save(tmp_path / "model")
     loaded = ld.Calibrated.load(tmp_path / "model", explain=True)
     assert isinstance(loaded.model, ld.MaxP)
-    pd.testing.assert_frame_equal(loaded(results), model(results))
+    own = "window_tokenizer"  # the folder of each
+    pd.testing.assert_frame_equal(loaded(results).drop(columns=own), model(results).drop(columns=own))
     assert json.loads((tmp_path / "model" / "calibration.json").read_text())["method"] == "isotonic"
     loaded.model.explain = False
     with pytest.raises(ValueError, match="explain=True here, too"):
