@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
-from difflib import get_close_matches
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import MISSING, Field, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -174,33 +173,6 @@ def changed_names(transformer: Any, names: Container[str]) -> list[str]:
     named_fields = [f for f in fields(transformer) if f.name in names]
     # By their repr, as arrays are neither equal nor unequal.
     return [f.name for f in named_fields if repr(getattr(transformer, f.name)) != repr(f.default)]
-
-
-def check_names(cls: type, arguments: Iterable[str], parts: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that a dataclass does not have; it names the one that was probably meant.
-
-    Args:
-        cls: the class of the object that is made.
-        arguments: names that were given.
-        parts: classes of arguments whose own arguments may be meant, by the argument's name.
-    """
-    names = [f.name for f in fields(cls) if f.init] if is_dataclass(cls) else list(arguments)
-    for name in (name for name in arguments if name not in names):
-        inner = {part: nearest(name, [f.name for f in fields(of)]) for part, of in parts.items()}
-        meant = [f"{part}={parts[part].__name__}({argument}=...)" for part, argument in inner.items() if argument]
-        meant = [f"{nearest(name, names)}=..."] if nearest(name, names) else meant
-        raise TypeError(f"{cls.__name__} has no argument {name!r}{f'; did you mean {meant[0]}?' if meant else ''}")
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the name that was probably meant: spelt alike, begun with this, or abbreviated so; or nothing.
-
-    Example:
-        >>> [nearest(name, ["batch_size", "learning_rates"]) for name in ("batchsize", "batch", "lr", "colour")]
-        ['batch_size', 'batch_size', 'learning_rates', '']
-    """
-    begun = [other for other in names if name in (other.split("_")[0], "".join(word[0] for word in other.split("_")))]
-    return (begun or get_close_matches(name, names, n=1) or [""])[0]
 
 
 def check_roles(transformer: Any) -> None:

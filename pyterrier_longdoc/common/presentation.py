@@ -8,12 +8,12 @@ from dataclasses import MISSING, fields
 from html import escape
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyterrier as pt
 
-from .arguments import arguments_of, changed_names, check_names
+from .arguments import arguments_of, changed_names
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -76,11 +76,6 @@ def _in_short(value: Any) -> str:
 class ShowsChanges:
     """A dataclass that shows the fields which differ from their defaults."""
 
-    def __new__(cls, *_: Any, **arguments: Any) -> Any:
-        """Make an object; see `check_names`."""
-        check_names(cls, arguments, {})
-        return super().__new__(cls)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"
 
@@ -108,14 +103,6 @@ def composed(cls: type, root: type) -> str:
 
 class Presented(Cited):
     """Base of rerankers and judges: hash, drawing and citation."""
-
-    argument_classes: ClassVar[dict[str, type]] = {}
-    """Of arguments whose own arguments a user may look for here."""
-
-    def __new__(cls, *args: Any, **arguments: Any) -> Any:
-        """Make an object; see `check_names`."""
-        check_names(cls, arguments, cls.argument_classes)
-        return super().__new__(cls, *args, **arguments)
 
     def __hash__(self) -> int:
         # PyTerrier's hash is that of the repr, which `fit` changes: dictionaries would lose their keys.

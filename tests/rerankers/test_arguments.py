@@ -335,23 +335,3 @@ def test_what_stands_nearest_to_a_class_describes_an_argument():
     assert "stride: 75, with windows of 150, in Boytsov" in ld.LateIR.__doc__
     assert "stride: tokens from one window's start" in ld.MaxP.__doc__
     assert "tokens in a chunk" in ld.CEDR.__doc__
-
-
-@pytest.mark.parametrize(
-    ("make_it", "message"),
-    [
-        (lambda: ld.MaxP(batch=8), "MaxP has no argument 'batch'; did you mean batch_size=...?"),
-        (lambda: ld.PARADE(aggregatoin="max"), "PARADE has no argument 'aggregatoin'; did you mean aggregation=...?"),
-        (
-            lambda: ld.MaxP(lr=1e-5),
-            "MaxP has no argument 'lr'; did you mean training=TrainingArgs(learning_rates=...)?",
-        ),
-        (lambda: ld.TrainingArgs(lr=1e-5), "TrainingArgs has no argument 'lr'; did you mean learning_rates=...?"),
-        (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
-        (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean size=...?"),
-        (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean top_k=...?"),
-    ],
-)
-def test_a_misspelt_argument_names_the_nearest(make_it, message):
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        make_it()
