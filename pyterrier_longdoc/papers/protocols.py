@@ -369,8 +369,6 @@ class Protocols(Named[Protocol]):
         ('robust04', 'msmarco-document')
     """
 
-    kind = "protocol"
-
     def table(self) -> pd.DataFrame:
         """Return one row for each protocol, a column for each setting."""
         rows = []
