@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -144,23 +143,13 @@ class QueryExplanation:
         return lines
 
     def __repr__(self) -> str:
-        parts = ["\n".join([self._title(), *self.differences()])]
+        title = f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
+        parts = ["\n".join([title, *self.differences()])]
         for title, frame in self._tables().items():
             parts.append(f"{title}\n{frame.to_string(index=False)}")
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts)
-
-    def _repr_html_(self) -> str:
-        parts = [f"<b>{html.escape(self._title())}</b>", *map(html.escape, self.differences())]
-        with pd.option_context("display.max_colwidth", None):
-            for title, frame in self._tables().items():
-                parts += [f"<b>{html.escape(title)}</b>", frame.to_html(index=False)]
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return "<br>\n".join(parts) + (f"<ul>{notes}</ul>" if notes else "")
-
-    def _title(self) -> str:
-        return f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
 
     def _tables(self) -> dict[str, pd.DataFrame]:
         """Return the printed tables by title."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-
 import ir_measures
 import numpy as np
 import pandas as pd
@@ -112,7 +110,7 @@ def test_windows_are_those_of_explain(results, systems):
                 np.isnan(row["weight"]) if weights is None else row["weight"] == pytest.approx(weights[best], abs=1e-5)
             )
     assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
-    assert all(html.escape(part) in told._repr_html_() for part in (*told.differences(), "best windows", *told.notes))
+    assert all(part in repr(told) for part in (*told.differences(), "best windows", *told.notes))
     assert "first: no windows, as it has no reranker with explain" in told.notes
     assert "run: no windows, as it is a DataFrame, not a pipeline" in told.notes
     assert not [note for note in told.notes if "differently" in note]
@@ -155,9 +153,8 @@ def test_what_cannot_be_told_is_said(results):
 
 
 def test_unknown_queries(results):
-    for qid, some in (("q11", "'q1'"), ("zzz", "'1', 'q1', 'q0'")):
-        with pytest.raises(ValueError, match=f"{qid}.* such as {some}"):
-            results.why(qid)
+    with pytest.raises(ValueError, match=r"zzz.* such as 1, q1, q0"):
+        results.why("zzz")
 
 
 def test_of_several_seeds_ranks_are_those_of_the_first():
