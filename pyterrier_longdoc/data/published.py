@@ -53,8 +53,10 @@ def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "lo
         tokenizer: for statistics, see `token_counter`.
         name: of the collection.
     """
-    corpus = unique_rows(_longembed_rows(folder, "corpus", ("doc_id", "text")), "doc_id")
-    queries = unique_rows(_longembed_rows(folder, "queries", ("qid", "text")), "qid")
+    hub = "dwzhu/LongEmbed"
+    corpus = unique_rows(_rows(_tables(folder, "corpus", hub), ("doc_id", "text")), "doc_id")
+    queries = unique_rows(_rows(_tables(folder, "queries", hub), ("qid", "text")), "qid")
+    judgements = _rows(_tables(folder, "qrels", hub), ("qid", "doc_id"))
     splits: dict[str, list[str]] = {}
     for qid, row in queries.items():
         if "context_length" in row:
@@ -62,15 +64,11 @@ def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "lo
     parts = CollectionParts(
         documents={docno: {"docno": docno, "text": row["text"]} for docno, row in corpus.items()},
         topics=topics_frame((qid, row["text"]) for qid, row in queries.items()),
-        qrels=qrels_frame((r["qid"], r["doc_id"], 1) for _, r in _longembed_rows(folder, "qrels", ("qid", "doc_id"))),
+        qrels=qrels_frame((row["qid"], row["doc_id"], 1) for _, row in judgements),
         splits=splits,
         groups={docno: str(row["context_length"]) for docno, row in corpus.items() if "context_length" in row},
     )
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("zhu-2024-longembed",))
-
-
-def _longembed_rows(folder: str | Path, part: str, strings: tuple[str, ...]) -> Rows:
-    return _rows(_tables(folder, part, "dwzhu/LongEmbed"), strings)
 
 
 def read_bright(

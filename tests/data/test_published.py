@@ -237,11 +237,10 @@ def test_answers_stand_where_they_are_said_to_stand(start, tmp_path):
 # ---------------------------------------------------------------- FineWeb-PosQ
 
 
-def fineweb(folder, form="jsonl", names=("beginning", "middle", "end")):
+def fineweb(folder, form="jsonl"):
     """Three pages of thirds, which say which third they are; and a page without a question."""
     pages = [" ".join(f"{third}{i}" for third in ("aaa", "bbb", "ccc") for _ in range(40)) for i in range(3)]
-    early, middle, late = names
-    tags = [[early], [middle], [late], [early, middle], [middle, late]]
+    tags = [["beginning"], ["middle"], ["end"], ["beginning", "middle"], ["middle", "end"]]
     rows = [
         {"question": f"What of {number}?", "content": pages[number % 3], "span_class": tag, "answer": "x"}
         for number, tag in enumerate(tags)
