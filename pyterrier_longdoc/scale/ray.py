@@ -60,6 +60,7 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         self._actors: list[Any] = []
         self._sent: tuple[str, Any] = "", None
         self._warned: SeenWarnings = set()
+        self._notices: dict[tuple[type[Warning], str], str] = {}
 
     def distributed(self, model: pt.Transformer, *, block_rows: int = BLOCK_ROWS, verbose: bool = False) -> Distributed:
         """Return the model on these workers, as `ld.distributed` does; several models take turns on them."""
@@ -160,8 +161,11 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         value, notices, empties = answer
         warn_once_of_empty(empties)
         for message, category in notices:
-            if first_time(self._warned, category, re.sub(r"[<>\d.,%]+", "", message)):  # blocks differ in numbers alone
-                warn(message, category)
+            # Blocks differ in numbers alone.
+            self._notices.setdefault((category, re.sub(r"[<>\d.,%]+", "", message)), message)
+        for cause, message in self._notices.items():  # earlier ones too: a worker warns once, and a run may be muted
+            if first_time(self._warned, *cause):
+                warn(message, cause[0])
         return value
 
     def _dismiss(self, actor: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.common.identity import identify
+from pyterrier_longdoc.common.warnings import muted
 from pyterrier_longdoc.scale import RayExecutor
 from pyterrier_longdoc.scale import ray as scale_ray
 from pyterrier_longdoc.scale.blocks import blocks_of
@@ -266,6 +267,13 @@ def test_too_little_room_is_told(executor, monkeypatch):
         with pytest.warns(UserWarning, match="room") as told:
             assert dict(wide.map(max, 1, [("a", 0)])) == {"a": 1}
     assert ["has room for" in str(told[0].message), "waits for room" in str(told[1].message)] == [True, True]
+
+
+def test_what_a_muted_run_did_not_warn_of_the_next_one_does(executor):
+    with muted():
+        assert list(executor.map(workers.warn_once, [], [("a", 0)]))
+    with pytest.warns(ld.TruncationWarning, match="cut"):
+        assert list(executor.map(workers.warn_once, [], [("a", 0)]))
 
 
 def test_workers_of_an_earlier_ray_are_forgotten(executor):
