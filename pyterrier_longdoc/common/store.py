@@ -124,6 +124,8 @@ class ArrayStore(Store):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
-            sizes = connection.execute("SELECT number, size FROM arrays ORDER BY number DESC").fetchall()
-            kept = int(np.searchsorted(np.cumsum([size for _, size in sizes]), self.max_bytes, side="right"))
-            connection.executemany("DELETE FROM arrays WHERE number = ?", [(number,) for number, _ in sizes[kept:]])
+            (total,) = connection.execute("SELECT sum(size) FROM arrays").fetchone()
+            if (total or 0) > self.max_bytes:
+                newest = "SELECT number, sum(size) OVER (ORDER BY number DESC) AS total FROM arrays"
+                old = f"SELECT number FROM ({newest}) WHERE total > ?"
+                connection.execute(f"DELETE FROM arrays WHERE number IN ({old})", [self.max_bytes])

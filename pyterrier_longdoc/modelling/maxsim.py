@@ -25,7 +25,7 @@ from ..common.coverage import Coverage
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from ..common.store import ArrayStore
-from .backbones.load import Backbone, load_encoder
+from .backbones.load import Backbone, load_encoder, values_of
 from .backbones.multi_vector_files import load_token_vectors
 from .biencoder import prefixed_format
 from .heads.base import WarmStart
@@ -79,7 +79,8 @@ class MaxSimEncoder(SeparateEncoder):
             settings = replace(settings, max_query_len=max(1, longest - form.query_format.specials))
         has_size = settings.windows.within(settings.windows.largest or sys.maxsize) == settings.windows
         if how.document_length and not has_size:
-            settings = settings.within(max(1, how.document_length - form.specials))
+            longest = min(how.document_length, form.longest or sys.maxsize)
+            settings = settings.within(max(1, longest - form.specials))
         super().use(settings)
         how = replace(how, pooling=settings.token_pooling or how.pooling)
         self.query_form: Any = replace(self.format.query_format or form, vectors=replace(how, side="query"))
@@ -101,7 +102,8 @@ class MaxSimEncoder(SeparateEncoder):
             return super().remembered(key, sequences, make)
         if not self.fingerprint:
             self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
-        setting = blake2b(repr((key, self.device.type, self.fingerprint)).encode(), digest_size=16).digest()
+        made_by = self.device.type, self.fingerprint, values_of(self.backbone.config), self.projection.description
+        setting = blake2b(repr((key, made_by)).encode(), digest_size=16).digest()
         through_store = partial(store.through, setting, make=make, width=self.hidden_size)
         return super().remembered((key, "float16"), sequences, through_store)
 

@@ -53,8 +53,9 @@ class TokenVectors:
     side: str = "document"
 
     def __post_init__(self) -> None:
-        for name in ("skipped", "skips_in"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
+        sides = (self.skips_in,) if isinstance(self.skips_in, str) else tuple(self.skips_in)
+        object.__setattr__(self, "skips_in", sides)  # JSON has no tuples
+        object.__setattr__(self, "skipped", tuple(self.skipped))
 
     def prepare(self, batch: WindowBatch) -> tuple[WindowBatch, torch.Tensor]:
         """Return V inputs with short queries filled up, and `(V, T)` bool, whether a token has a vector."""

@@ -106,6 +106,9 @@ def start_from(model: Any, other: Any) -> str | None:
             if other_module is not None and _difference(module, other_module) is None:
                 module.load_state_dict(other_module.state_dict())
         _start_head(model, other)
+        how, other_how = (getattr(each, "vectors_of", None) for each in (encoder, other_encoder))
+        if how is not None and other_how is not None and replace(how, trained=other_how.trained) != other_how:
+            model.ready = False  # markers, queries' filling or tokens without vectors are not those of its training
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
     return None
 

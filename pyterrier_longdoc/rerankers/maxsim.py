@@ -91,6 +91,7 @@ class MaxSim(SeparateReranker):
     def check(self) -> None:
         super().check()
         self.refuse("layout", why="reads query and text separately")
+        check_type(str | Path | None, "a file", vector_cache=self.vector_cache)
 
     def settings(self) -> Settings:
         return replace(super().settings(), token_pooling=self.token_pooling)
@@ -104,7 +105,10 @@ class MaxSim(SeparateReranker):
         encoder: Any = self.model.encoder
         stores = self.vector_cache is not None and not self._validating
         encoder.store = ArrayStore(self.vector_cache, self.vector_cache_bytes) if stores else None  # type: ignore[arg-type]
-        return super().score(queries, texts, bar)
+        try:
+            return super().score(queries, texts, bar)
+        finally:
+            encoder.store = None  # whoever uses the model without this class has exact vectors
 
     def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
         """See the base class; with the place of each query token's maximum."""

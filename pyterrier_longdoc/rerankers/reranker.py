@@ -389,7 +389,7 @@ class Reranker(Presented, pt.Transformer):
             `ld.MaxP().rank("what holds atoms together", [paper1, paper2]).head(1)`
         """
         check_type(str, "a text", query=query)
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
             raise ValueError("texts must be a list of texts")
         if not isinstance(self.text_field, str):
             raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
@@ -664,8 +664,8 @@ class CrossEncoder(Reranker, pt.Estimator):
             try:
                 return super().score(queries, texts, bar)
             except BackendError as error:
-                if self.score_cache is None:
-                    error.args = (f"{error}. A file as score_cache= would have kept what was scored before",)
+                if self.score_cache is None and not self.explain:
+                    error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
                 raise
         identity = self.describe()
         class_names = own_code_in(identity)

@@ -36,6 +36,8 @@ from .replication.replicate import processor
 
 ENCODER = "longdoc:minilm-l6"
 FP32: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+WHOLE: dict[str, Any] = {"text_field": "text", "repeat": None, "max_doc_len": None}
+"""How documents are read by a model that was trained on passages with titles."""
 SELECTED = 3
 
 
@@ -117,7 +119,7 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
 
 def quality(args: argparse.Namespace) -> None:
     """Print nDCG@10 and RR with tests against MaxP, and evidence@1 and @3."""
-    late = ld.MaxSim.load(args.model, **FP32)
+    late = ld.MaxSim.load(args.model, **WHOLE, **FP32)
     maxp = ld.CrossEncoder.load("longdoc:maxp", **FP32)
     embeddings = ld.BiEncoder(ENCODER, windows=maxp.make_windows(), **FP32)
     selectors = {
@@ -148,7 +150,7 @@ def quality(args: argparse.Namespace) -> None:
     by_window = {
         "CrossEncoderWindows": maxp,
         "EmbeddingWindows": embeddings,
-        "MaxSimWindows": ld.MaxSim.load(args.model, windows=maxp.make_windows(), **FP32),
+        "MaxSimWindows": ld.MaxSim.load(args.model, windows=maxp.make_windows(), **WHOLE, **FP32),
     }
     evidence = ld.evidence_recall(explained(by_window, rows), questions.placed)
     print(evidence.table.to_string(index=False))

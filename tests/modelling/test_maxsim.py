@@ -61,6 +61,13 @@ def by_hand(model, query: str, windows: list[str]) -> float:
     return float(products.max(1).values.sum())
 
 
+def whole_words() -> str:
+    """A long text whose words are one token each: no window begins within one."""
+    words = (LONG + " " + LONG).split()
+    sizes = map(len, ld.MaxSim(PLAIN).model.tokenize(words))
+    return " ".join(word for word, size in zip(words, sizes, strict=True) if size == 1)
+
+
 def copy_of(folder: str, target: Path) -> Path:
     return Path(shutil.copytree(folder, target / "copy"))
 
@@ -107,8 +114,11 @@ def test_long_documents_are_maxima_over_hand_made_windows(name):
 
 
 def test_overlaps_and_repetitions_change_nothing_but_context():
-    once, twice = (scores(ld.MaxSim(PLAIN, window_size=20), frame(QUERIES, [text])) for text in (LONG, LONG))
-    np.testing.assert_array_equal(once, twice)
+    text = whole_words()
+    overlapping = ld.MaxSim(PLAIN, window_size=20, stride=10, explain=True)(frame(["old dog"], [text])).iloc[0]
+    windows = [text[start:end] for start, end in overlapping.window_spans]
+    assert len(windows) > 4
+    assert overlapping.score == pytest.approx(by_hand(reference(PLAIN), "old dog", windows), abs=1e-5)
     part = LONG[: LONG.index(" ", 60)]
     windows = ld.SentenceWindows(max_sentences=1)
     single, repeated = (
@@ -217,26 +227,26 @@ def test_any_text_has_a_score(folder):
 
 
 def test_what_is_skipped_has_no_vector():
-    with_marks, without = scores(ld.MaxSim(STANFORD), frame(["old dog"], ["cat", "cat"])), 0
-    form = ld.MaxSim(STANFORD).model.format
     model = ld.MaxSim(STANFORD).model
+    form = model.format
     skipped = form.vectors.skipped
     assert len(skipped) == 32
     assert model.tokenizer.convert_tokens_to_ids("!") in skipped
     assert form.query_format.vectors.side == "query"
-    assert with_marks[0] == with_marks[1] != without
+    read = model.tokenizer(["cat", "cat ! ?"], add_special_tokens=False)["input_ids"]
+    ids = [np.asarray(tokens, dtype=np.int32) for tokens in read]
+    kept = [len(vectors) for vectors in model.encoder.states(ids, form, None)]
+    assert kept == [form.specials + 1] * 2
 
 
 def test_titles_are_read_with_each_window():
-    rows = frame(["old dog"], [LONG]).assign(title="red fish")
+    rows = frame(["old dog"], [whole_words()]).assign(title="red fish")
     titled = ld.MaxSim(PLAIN, window_size=20, text_field=("title", "text"), repeat="title", explain=True)(rows).iloc[0]
-    model, words = reference(PLAIN), LONG.split()
-    sizes = [len(t) for t in ld.MaxSim(PLAIN).model.tokenize(words)]
+    model = reference(PLAIN)
     plain = ld.MaxSim(PLAIN, window_size=20, explain=True)(rows).iloc[0]
     assert titled.window_spans == plain.window_spans
-    if set(sizes) == {1}:
-        windows = [f"red fish {LONG[a:b]}" for a, b in plain.window_spans]
-        assert titled.score == pytest.approx(by_hand(model, "old dog", windows), abs=1e-5)
+    windows = [f"red fish {rows['text'][0][a:b]}" for a, b in plain.window_spans]
+    assert titled.score == pytest.approx(by_hand(model, "old dog", windows), abs=1e-5)
     assert titled.score != plain.score
 
 
@@ -276,7 +286,7 @@ def test_vectors_on_disk_serve_other_processes_bit_by_bit(tmp_path, encoded):
     rows = frame(QUERIES, [LONG, "a dog", ""])
     first = scores(ld.MaxSim(PLAIN, **arguments), rows)
     exact = scores(ld.MaxSim(PLAIN, window_size=20), rows)
-    np.testing.assert_allclose(first, exact, atol=2e-2)
+    np.testing.assert_allclose(first, exact, atol=2e-3)
     assert (first != exact).any()
     encoded.clear()
     forget_embeddings()
@@ -398,8 +408,6 @@ def test_places_of_the_maxima():
         best = max(range(len(windows)), key=lambda n: float(each[n].max()))
         assert part == pytest.approx(float(each[best].max()), abs=1e-5)
         assert row.window_spans[best][0] <= start <= end <= row.window_spans[best][1]
-    words = {text[start:end] for _, start, end, _ in row.query_places}
-    assert words & {"old", "dog", "cat", "tree", "river", "", "the"}
 
 
 def test_the_place_of_a_token_is_the_token():
@@ -565,3 +573,54 @@ def test_show_marks_the_places():
     assert all(f"<b>{word}</b>" in page for word in marked)
     assert "Bold: where a query token has its maximum" in page
     assert "Bold" not in ld.show(results.drop(columns="query_places"))._repr_html_()
+
+
+# What a checkpoint's files change.
+
+
+def test_vectors_on_disk_belong_to_an_architecture(tmp_path):
+    other = copy_of(PLAIN, tmp_path)
+    change(other / "config.json", hidden_act="relu")
+    rows = frame(QUERIES, [LONG])
+    for folder in (PLAIN, other):
+        kept = scores(ld.MaxSim(str(folder), vector_cache=tmp_path / "vectors"), rows)
+        forget_embeddings()
+        np.testing.assert_allclose(kept, scores(ld.MaxSim(str(folder)), rows), atol=2e-3)
+        forget_embeddings()
+
+
+def test_documents_longer_than_the_encoder_reads_are_read_in_windows_that_fit(tmp_path):
+    folder = copy_of(PLAIN, tmp_path)
+    change(folder / "sentence_bert_config.json", document_length=8000)
+    for changes in ({}, {"windows": ld.SentenceWindows()}):
+        model = ld.MaxSim(str(folder), **changes)
+        model(frame(QUERIES, [LONG * 3]))
+        assert model.coverage.share_read == 1.0
+
+
+def test_weights_for_other_markers_must_be_trained():
+    model = ld.MaxSim(PLAIN).start_from(ld.MaxSim(PLAIN))
+    assert model.model.ready
+    folder = str(FOLDER / "st-fixed")
+    assert not ld.MaxSim(folder).start_from(ld.MaxSim(STANFORD)).model.ready
+
+
+def test_lower_case_that_the_tokenizer_does_not_make_is_refused(tmp_path):
+    folder = copy_of(PLAIN, tmp_path)
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "normalizer": None}))
+    with pytest.raises(ValueError, match="do_lower_case"):
+        ld.MaxSim(str(folder))(frame(QUERIES, ["a cat"]))
+
+
+def test_one_task_may_be_a_word():
+    assert TokenVectors(skips_in="query").skips_in == ("query",)
+
+
+def test_the_file_is_for_scores_of_this_class_alone(tmp_path):
+    model = ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
+    model(frame(QUERIES, [LONG]))
+    assert model.model.encoder.store is None
+    with pytest.raises(ValueError, match="vector_cache=5"):
+        ld.MaxSim(PLAIN, vector_cache=5)

@@ -62,6 +62,9 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
         projection.load_state_dict({"0.linear.weight": weight})
     if is_pylate:
         _register(tokenizer, (settings["query_prefix"], settings["document_prefix"]))
+    wants_lower_case = (read_json(name, "sentence_bert_config.json") or {}).get("do_lower_case")
+    if wants_lower_case and tokenizer.tokenize("A") != tokenizer.tokenize("a"):
+        raise ValueError(f"checkpoint {name!r} has do_lower_case, which its tokenizer does not do")
     settings["skipped"] = _ids(tokenizer, settings["skipped"] or ())
     filler = settings.pop("token", None) or tokenizer.mask_token or tokenizer.eos_token
     if settings.get("expand_to"):
