@@ -117,7 +117,7 @@ def test_overlaps_and_repetitions_change_nothing_but_context():
     text = whole_words()
     overlapping = ld.MaxSim(PLAIN, window_size=20, stride=10, explain=True)(frame(["old dog"], [text])).iloc[0]
     windows = [text[start:end] for start, end in overlapping.window_spans]
-    assert len(windows) > 4
+    assert len(windows) > 3
     assert overlapping.score == pytest.approx(by_hand(reference(PLAIN), "old dog", windows), abs=1e-5)
     part = LONG[: LONG.index(" ", 60)]
     windows = ld.SentenceWindows(max_sentences=1)
