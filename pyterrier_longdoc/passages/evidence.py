@@ -27,8 +27,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
     """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
 
     Reads results of any reranker of this package with `explain=True`. The windows of all documents of a query are taken
-    from the highest of `window_scores` to the lowest, equal ones in the order of ranks. One that is too large for what
-    is left is skipped; smaller ones behind it may still fit. Text that windows share is handed on, and counted, once.
+    from the best to the worst, equal ones in the order of ranks. One that is too large for what is left is skipped;
+    smaller ones behind it may still fit. Text that windows share is handed on, and counted, once.
 
     Returns the same rows, order, index, scores and ranks. The text is the document's windows in its order, with `[...]`
     between them where text was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
@@ -36,6 +36,9 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     Args:
         tokens: of all texts of a query together, `[...]` and titles included. 2,000 are about three pages.
+        document_weight: a window is worth its `window_scores` and this times its document's `score`: what stands in a
+            good document is more likely the answer. 0 for windows alone, large values for one document after the other.
+            1 was best, or nearly, on dev questions of two collections (`tests/benchmarks/bench_handed_on.py`).
         at_least: give each document, in the order of ranks, its best windows until it has so many tokens, before the
             rest is spent. A warning counts documents that have fewer.
         at_most: tokens of one document; None for no limit.
@@ -52,6 +55,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     tokens: int = argument(2000, at_least=1)
     _: KW_ONLY
+    document_weight: float = argument(1.0, at_least=0)
     at_least: int = argument(0, at_least=0, at_most="tokens")
     at_most: int | None = argument(None, at_least=1)
     tokenizer: Any = None
@@ -73,7 +77,10 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         """
         self._check(inp)
         documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
-        columns = [inp[name].tolist() for name in ("docno", *WINDOWS)]
+        gains = np.zeros(len(inp))
+        if self.document_weight:
+            gains += self.document_weight * frames.numbers(inp, "score", "Evidence", "or give document_weight=0")
+        columns = [*(inp[name].tolist() for name in ("docno", *WINDOWS)), gains]
         sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, strict=True)]
         rows, count = inp.reset_index(drop=True), self._counter(inp)
         rows = rows.sort_values("rank", kind="stable") if "rank" in rows else rows
@@ -90,7 +97,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     def _check(self, inp: pd.DataFrame) -> None:
         try:
-            frames.validated(inp, self.text_field, None, self, extra=WINDOWS)
+            frames.validated(inp, self.text_field, None, self, extra=("score", *WINDOWS))
         except pt.validate.InputValidationError as error:
             absent = [name for name in WINDOWS if name not in inp]
             if absent and {"qid", "query", "docno"} <= set(inp.columns):
@@ -117,7 +124,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
             for number in source.passages.best:
                 if budget.spent[row] < self.at_least:
                     budget.take(row, number)
-        windows = [(score, row, i) for row, source in sources.items() for i, score in enumerate(source.scores)]
+        windows = [(worth, row, i) for row, source in sources.items() for i, worth in enumerate(source.worth)]
         for _, row, number in sorted(windows, key=lambda window: -window[0]):  # among equals the order of ranks
             if budget.left > 0:
                 budget.take(row, number)
@@ -142,17 +149,18 @@ class _Source:
 
     document: Document
     passages: ChosenPassages
-    scores: list[float]
+    worth: list[float]
 
     @classmethod
-    def of(cls, document: Document, docno: Any, scores: Any, spans: Any) -> "_Source":
+    def of(cls, document: Document, docno: Any, scores: Any, spans: Any, gain: float) -> "_Source":
         # A union of results has rows without windows.
         windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
         if not windows or max(end for _, end in windows) > len(document):
             problem = "end after its text: give text_field= and repeat= as" if windows else "are missing: all rows need"
             raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True")
-        best = np.argsort(-np.asarray(scores, dtype="float64"), kind="stable").tolist()
-        return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), list(scores))
+        worth = np.asarray(scores, dtype="float64") + gain
+        best = np.argsort(-worth, kind="stable").tolist()
+        return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), worth.tolist())
 
     def text(self, numbers: list[int]) -> str:
         excerpt = self.passages.excerpt(numbers, ends=False)

@@ -7,7 +7,7 @@ The scores of all windows of BM25's candidates, by a packaged MaxP, are those th
 the test queries with a relevant document in BM25's first 10, the first 10 documents by MaxP are handed on, right and
 wrong ones. Evidence recall is the share of a query's gold characters (`spans.jsonl`) in the text; tokens are MaxP's.
 
-- `Evidence`: by MaxP's scores, over all documents;
+- `Evidence`: by MaxP's scores, over all documents; with `windows alone` without the document's score;
 - `Evidence, equal shares`: the same with a tenth of the tokens for each document, and its last window cut to fill it;
 - `BM25's best windows`: `Evidence` by BM25's scores of windows, with the word frequencies of the collection;
 - `first tokens, equal shares`: a tenth for each document, from its beginning;
@@ -32,6 +32,7 @@ from pyterrier_longdoc.common.language import token_counter
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.experiment.significance import Statistics, resampled_means
 from pyterrier_longdoc.modelling.tokens import tokenized
+from pyterrier_longdoc.rerankers.calibrated import FEWEST
 
 from .bench_anytime import dataset_of, recorded
 
@@ -58,13 +59,15 @@ def handed_on(results: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
     ]
     scores = {
         "Evidence": results,
+        "Evidence, windows alone": results,
         "BM25's best windows": results.assign(window_scores=results["cheap"]),
         "first tokens": results.assign(window_scores=reading),
     }
     kept = []
     for budget in BUDGETS:
         for name, frame in scores.items():
-            out = ld.Evidence(budget, tokenizer=ENCODER)(frame)
+            handing = ld.Evidence(budget, document_weight=float(name == "Evidence"), tokenizer=ENCODER)
+            out = handing(frame).assign(text=frame["text"])
             kept.append(recall(out, gold).assign(system=name, budget=budget))
         for name, frame in (("Evidence", results), ("first tokens", scores["first tokens"])):
             kept.append(
@@ -103,7 +106,7 @@ def recall(out: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
             wanted[start:end] = True
         for start, end in row.evidence_spans:
             given[start:end] = True
-        letters = np.array([not character.isspace() for character in row.text])
+        letters = np.array([not character.isspace() for character in row.text], dtype=bool)
         own[0] += (wanted & given & letters).sum()
         own[1] += (wanted & letters).sum()
     rows = [(qid, hit / total, tokens) for qid, (hit, total, tokens) in found.items() if total]
@@ -135,6 +138,8 @@ def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame]
         for other, target in results.items():
             here = frame[frame["qid"].isin(halves[name])] if name == other else frame
             there = target[~target["qid"].isin(halves[other])] if name == other else target
+            if (here.merge(qrels[name], on=["qid", "docno"])["label_y"] > 0).sum() < FEWEST:
+                continue
             before = ld.reliability(there.assign(probability=1 / (1 + np.exp(-there["score"]))), qrels[other])
             for method in ("platt", "isotonic"):
                 for explained in (False, True):

@@ -43,7 +43,7 @@ def count(text):
 
 
 def evidence(results, tokens=100, **arguments):
-    return ld.Evidence(tokens, **{"tokenizer": count, **arguments})(results)
+    return ld.Evidence(tokens, **{"tokenizer": count, "document_weight": 0, **arguments})(results)
 
 
 CATS = row(
@@ -67,6 +67,17 @@ def test_a_window_that_is_too_large_leaves_room_for_smaller_ones_behind_it():
     large = row("large", "a b c d e f g h", ("a b c d e f g h", 9))
     out = evidence(frame(large, CATS, DOGS), 5)
     assert out["text"].tolist() == ["", "A cat purrs.", "No cat."]
+
+
+def test_windows_of_better_documents_are_worth_more():
+    results = frame(CATS, DOGS).assign(score=[3.0, 1.0])
+    assert evidence(results, 5)["text"].tolist() == ["A cat purrs.", "No cat."]  # by 5 and 4.5
+    assert evidence(results, 5, document_weight=0.1)["text"].tolist() == ["A cat purrs.", "No cat."]  # 4.6 and 4.3
+    assert evidence(results, 6, document_weight=1)["text"].tolist() == ["A cat purrs. [...] Cats sleep.", ""]
+    assert evidence(results.assign(score=[1.0, 3.0]), 5, document_weight=1)["evidence_tokens"].tolist() == [3, 2]
+    with pytest.raises(ValueError, match="or give document_weight=0"):
+        evidence(results.assign(score=np.nan), document_weight=1)
+    assert evidence(results.assign(score=np.nan))["evidence_tokens"].sum() > 0
 
 
 def test_windows_that_overlap_are_counted_and_shown_once():
@@ -146,9 +157,9 @@ def test_rows_columns_index_and_scores_stay_and_the_input_is_left_alone():
     pd.testing.assert_frame_equal(out[others], before[others])
 
 
-@pytest.mark.parametrize("columns", [[], ["title", "score"]])
+@pytest.mark.parametrize("columns", [[], ["title", "rank"]])
 def test_frames_without_rows(columns):
-    empty = pd.DataFrame(columns=["qid", "query", "docno", "text", "window_scores", "window_spans", *columns])
+    empty = pd.DataFrame(columns=["qid", "query", "docno", "text", "score", "window_scores", "window_spans", *columns])
     out = ld.Evidence()(empty)
     assert out.columns.tolist() == [*empty.columns, "evidence_spans", "evidence_tokens"]
     assert len(out) == 0
@@ -227,7 +238,7 @@ def test_no_query_exceeds_its_budget_and_nothing_is_made_up(texts, tokens, seed,
     for number, text in enumerate(texts):
         ends = np.sort(rng.integers(0, len(text) + 1, size=(rng.integers(1, 4), 2)), axis=1).tolist()
         spans, scores = [tuple(each) for each in ends], rng.integers(0, 3, len(ends)).astype(float)
-        base = {"qid": number % 2, "query": "q", "docno": number, "text": text, "rank": number}
+        base = {"qid": number % 2, "query": "q", "docno": number, "text": text, "rank": number, "score": -number}
         rows.append({**base, "window_spans": spans, "window_scores": scores.tolist()})
     odd = lambda text: len(text.replace("[...]", "!")) + text.count("[...]")  # noqa: E731 - marks are two tokens
     with warnings.catch_warnings():
