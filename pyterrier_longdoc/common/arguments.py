@@ -179,10 +179,7 @@ def changed_names(transformer: Any, names: Container[str]) -> list[str]:
 def check_names(cls: Any, arguments: Iterable[str], parts: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that a dataclass does not have; it names the one that was probably meant.
 
-    Args:
-        cls: the class of the object that is made.
-        arguments: names that were given.
-        parts: classes of arguments whose own arguments may be meant, by the argument's name.
+    That may also be one of `parts`: classes of arguments, by the argument's name.
     """
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     if "__dataclass_fields__" not in vars(owner):  # its own, which says what it takes

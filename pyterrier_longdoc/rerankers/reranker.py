@@ -382,9 +382,6 @@ class Reranker(Presented, pt.Transformer):
         Returns:
             Rows `number` (of the text in the list), `score`, `rank` and `text`, best first; with `explain` its columns.
 
-        Raises:
-            ValueError: if query or texts are no strings.
-
         Example:
             `ld.MaxP().rank("what holds atoms together", [paper1, paper2]).head(1)`
         """
