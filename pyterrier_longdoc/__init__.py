@@ -15,10 +15,11 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "rerankers.reranker": ["CrossEncoder", "PrecisionWarning", "UntrainedWarning"],
     "rerankers.models": [
-        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR",
+        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "CEDR",
         "NeuralModel1", "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
+    "rerankers.maxsim": ["MaxSim", "MaxSimWindows"],
     "rerankers.calibrated": ["Above", "Calibrated"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
@@ -32,7 +33,6 @@ _PUBLIC = {
     "modelling.layout": ["InputLayout"],
     "modelling.templates": ["Template"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
-    "modelling.mores": ["ExperimentalWarning"],
     "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],

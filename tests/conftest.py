@@ -59,8 +59,7 @@ def only_quick(config) -> bool:
 def pytest_configure(config) -> None:
     if only_quick(config):
         config.option.doctestmodules = False
-    for expected in ("MORESPlus is experimental", ".* rows have no (text|query)"):
-        config.addinivalue_line("filterwarnings", f"ignore:{expected}")
+    config.addinivalue_line("filterwarnings", "ignore:.* rows have no (text|query)")
 
 
 def pytest_ignore_collect(collection_path, config) -> bool | None:

@@ -36,14 +36,6 @@ class PositionEffectiveness:
     groups: Mapping[str, ExperimentResults]
     unit: str | None = None
 
-    def __post_init__(self) -> None:
-        if not self.groups:
-            raise ValueError("groups must have the results of at least one group")
-        for label, results in self.groups.items():
-            names, first_names = [*results.names, *results.measures], [*self._first.names, *self._first.measures]
-            if names != first_names:
-                raise ValueError(f"group {label!r} has {', '.join(names)}, but the first one {', '.join(first_names)}")
-
     def __repr__(self) -> str:
         return f"PositionEffectiveness({', '.join(self._first.names)}; {', '.join(self.groups)})"
 

@@ -148,7 +148,9 @@ def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
     sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
     if getattr(model, "is_external", False):
         sizes.remove("max_batch_tokens")
-    with _setting(model, **dict.fromkeys(sizes, sys.maxsize)):
+    with restoring(model, *sizes):
+        for name in sizes:
+            setattr(model, name, sys.maxsize)
         return _row_scores(model, frame, int(np.argmax(lengths)))
 
 
@@ -156,25 +158,15 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
     missing = [name for name in attributes if not hasattr(model, name)]
     if missing:
         return f"{type(model).__name__} has no {', '.join(missing)}"
-    with _setting(model, **attributes):
+    with restoring(model, *attributes):
+        for name, value in attributes.items():
+            setattr(model, name, value)
         try:
             if isinstance(model, CrossEncoder):
                 model.check()
         except ValueError as error:
             return str(error)
         return _scores(model, frame)
-
-
-@contextmanager
-def _setting(model: Any, **attributes: Any) -> Iterator[None]:
-    old_values = {name: getattr(model, name) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(model, name, value)
-        yield
-    finally:
-        for name, value in old_values.items():
-            setattr(model, name, value)
 
 
 def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:

@@ -323,29 +323,8 @@ def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
     return scores
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The agreement of two sets of labels.
-
-    Attributes:
-        pairs: number of (qid, docno) with a label in both frames.
-        unjudged: number of pairs in both frames without a label of the judge.
-        kappa: Cohen's kappa of the labels.
-        weighted_kappa: with quadratic weights, which forgive neighbouring grades.
-        binary_kappa: of relevant against not relevant.
-        confusion: counts, one row per label of the qrels, one column per label of the judge.
-    """
-
-    pairs: int
-    unjudged: int
-    kappa: float
-    weighted_kappa: float
-    binary_kappa: float
-    confusion: pd.DataFrame
-
-
-def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> Agreement:
-    """Compare a judge's labels with those of people.
+def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> pd.Series:
+    """Compare a judge's labels with those of people, by scikit-learn's `cohen_kappa_score`.
 
     Args:
         judged: `qid, docno, label`, e.g. of a `RelevanceJudge`.
@@ -353,7 +332,9 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
         relevant_from: smallest label that is relevant, in both; 1 in Boytsov et al. 2025.
 
     Returns:
-        Kappas by scikit-learn, which gives NaN if both have a single label, and the same one.
+        `pairs` with a label in both frames; `unjudged` pairs, without one of the judge; Cohen's `kappa` of the labels,
+        NaN if both have a single label, and the same one; `weighted kappa`, whose quadratic weights forgive
+        neighbouring grades; and `binary kappa` of relevant against not relevant.
     """
     kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
@@ -367,11 +348,13 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
     if labels.empty:
         raise ValueError("judged and qrels have no (qid, docno) in common with a label in both: nothing to compare")
     human, judge = labels["label_qrels"].clip(lower=0).astype(int), labels["label_judge"].astype(int)
-    return Agreement(
-        pairs=len(labels),
-        unjudged=len(common) - len(labels),
-        kappa=float(kappa(human, judge)),
-        weighted_kappa=float(kappa(human, judge, weights="quadratic")),
-        binary_kappa=float(kappa(human >= relevant_from, judge >= relevant_from)),
-        confusion=pd.crosstab(human.rename("qrels"), judge.rename("judge")),
+    return pd.Series(
+        {
+            "pairs": len(labels),
+            "unjudged": len(common) - len(labels),
+            "kappa": kappa(human, judge),
+            "weighted kappa": kappa(human, judge, weights="quadratic"),
+            "binary kappa": kappa(human >= relevant_from, judge >= relevant_from),
+        },
+        name="agreement",
     )

@@ -47,6 +47,7 @@ class _Part(NamedTuple):
     end: int
     windows: tuple[int, ...]
     text: str
+    is_place: bool = False
 
     @property
     def is_unread(self) -> bool:
@@ -66,17 +67,19 @@ class _ShownDocument:
     spans: list[tuple[int, int]]
     scores: list[float]
     weights: list[float] | None
+    places: list[tuple[int, int]]  # where query tokens have their maximum
 
     @property
     def best(self) -> int:
         return int(np.argmax(self.scores))
 
     def parts(self) -> Iterator[_Part]:
-        """Yield the whole text, cut wherever a window starts or ends."""
-        ends = sorted({0, len(self.text), *(place for span in self.spans for place in span)})
+        """Yield the whole text, cut wherever a window or a place starts or ends."""
+        ends = sorted({0, len(self.text), *itertools.chain.from_iterable([*self.spans, *self.places])})
         for start, end in itertools.pairwise(ends):
             windows = tuple(i for i, (a, b) in enumerate(self.spans) if a <= start and end <= b)
-            yield _Part(start, end, windows, self.text[start:end])
+            is_place = any(a <= start and end <= b for a, b in self.places)
+            yield _Part(start, end, windows, self.text[start:end], is_place)
 
     def title(self) -> str:
         """Return rank, docno, score and label."""
@@ -141,9 +144,10 @@ class ShownRanking:
             scale = f"the stronger, the higher its window's score, from {low:.3f} to {high:.3f} in this ranking"
         else:
             scale = "the stronger, the higher its window's weight, up to the highest weight in the document"
+        places = " Bold: where a query token has its maximum." if any(d.places for d in self.documents) else ""
         return (
             f"Shade: {scale}. Text in several windows has the shade of the highest. Underlined, with a line beside it "
-            f"and ▶: the window that scores best. Dotted: not read."
+            f"and ▶: the window that scores best. Dotted: not read.{places}"
         )
 
 
@@ -161,7 +165,7 @@ def show(
 
     Needs results of a model with `explain=True`. Each part of the text begins where a window starts, next to its number
     and score. A character has the shade of the highest of its windows; scores are compared over all these documents,
-    weights within a document.
+    weights within a document. Bold is what has the maximum of a query token (`MaxSim`).
 
     Args:
         results: `qid, query, docno, score`, `rank` if there is one, the text, `window_spans` and `window_scores`.
@@ -229,6 +233,7 @@ def _shown_document(row: dict[Any, Any], text: str) -> _ShownDocument:
         [(int(start), int(end)) for start, end in spans or ()],
         list(map(float, scores or ())),
         None if weights is None else list(map(float, weights)),
+        [(start, end) for _, start, end, _ in _list_or_none(row.get("query_places")) or () if start < end],
     )
 
 
@@ -293,7 +298,8 @@ class _DocumentHtml:
     def _mark(self, text: str, part: _Part) -> str:
         if not text:
             return ""
-        span = f'<span style="{self._background(part)}">{escape(text)}</span>'
+        content = f"<b>{escape(text)}</b>" if part.is_place else escape(text)
+        span = f'<span style="{self._background(part)}">{content}</span>'
         return f"<u>{span}</u>" if self.document.best in part.windows else span
 
     def _background(self, part: _Part) -> str:

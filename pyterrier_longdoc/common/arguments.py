@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -176,15 +176,15 @@ def changed_names(transformer: Any, names: Container[str]) -> list[str]:
     return [f.name for f in named_fields if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
-def check_names(cls: type, arguments: Iterable[str], parts: Mapping[str, Any]) -> None:
+def check_names(cls: Any, arguments: Iterable[str], parts: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that a dataclass does not have; it names the one that was probably meant.
 
-    Args:
-        cls: the class of the object that is made.
-        arguments: names that were given.
-        parts: classes of arguments whose own arguments may be meant, by the argument's name.
+    That may also be one of `parts`: classes of arguments, by the argument's name.
     """
-    names = [f.name for f in fields(cls) if f.init] if is_dataclass(cls) else list(arguments)
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    if "__dataclass_fields__" not in vars(owner):  # its own, which says what it takes
+        return
+    names = [f.name for f in fields(cls) if f.init]
     for name in (name for name in arguments if name not in names):
         inner = {part: nearest(name, [f.name for f in fields(of)]) for part, of in parts.items()}
         meant = [f"{part}={parts[part].__name__}({argument}=...)" for part, argument in inner.items() if argument]
@@ -199,8 +199,9 @@ def nearest(name: str, names: Sequence[str]) -> str:
         >>> [nearest(name, ["batch_size", "learning_rates"]) for name in ("batchsize", "batch", "lr", "colour")]
         ['batch_size', 'batch_size', 'learning_rates', '']
     """
-    begun = [other for other in names if name in (other.split("_")[0], "".join(word[0] for word in other.split("_")))]
-    return (begun or get_close_matches(name, names, n=1) or [""])[0]
+    close, fair = (get_close_matches(name, names, n=1, cutoff=cutoff) for cutoff in (0.85, 0.7))
+    begun = [other for other in names if name in (other.split("_")[0], "".join(word[:1] for word in other.split("_")))]
+    return (close or begun or fair or [""])[0]
 
 
 def check_roles(transformer: Any) -> None:

@@ -12,6 +12,9 @@ import numpy as np
 CACHED_BYTES = 256 * 2**20
 """Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
 
+MakeArrays = Callable[[list[np.ndarray]], Iterable[np.ndarray]]
+"""Makes the arrays of token sequences, in order."""
+
 _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 
 
@@ -60,7 +63,7 @@ class EmbeddingCache:
         self,
         setting: Hashable,
         sequences: Sequence[np.ndarray],
-        make: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
+        make: MakeArrays,
     ) -> list[np.ndarray]:
         """Return the arrays of distinct token sequences and a setting; `make` makes those not in memory."""
         keys = [(setting, sequence.tobytes()) for sequence in sequences]

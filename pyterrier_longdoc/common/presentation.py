@@ -86,35 +86,33 @@ class ShowsChanges:
 
 
 _SECTION = re.compile(r"^(\w+):\n((?:(?: .*)?\n)+)", re.MULTILINE)
-_ENTRY = re.compile(r"^    (\w+): .*\n(?:(?:     .*)?\n)*", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+(?:, \w+)*)(?: \([^)]*\))?:.*\n(?:(?:     .*)?\n)*", re.MULTILINE)
 
 
 def composed(cls: type, root: type) -> str:
     """Return a class's docstring with all arguments and attributes, those of its bases up to `root`, too."""
     docs = [cleandoc(vars(base)["_own_doc"] or "") + "\n" for base in cls.__mro__ if issubclass(base, root)]
     sections = [dict(_SECTION.findall(doc)) for doc in docs]
-    parts = [_SECTION.sub("", docs[0]).strip()]
+    parts = [next((text for doc in docs if (text := _SECTION.sub("", doc).strip())), "")]
     merged = ("Args", "Attributes")
     for title in merged:
         entries = [entry for section in sections for entry in _ENTRY.finditer(section.get(title, ""))]
         found = {entry[1]: entry[0].rstrip() for entry in reversed(entries)}  # what stands nearest to the class counts
         names = dict.fromkeys(entry[1] for entry in entries)
         parts += ["\n".join([f"{title}:", *(found[name] for name in names)])] if names else []
-    parts += [
-        f"{title}:\n{text.rstrip()}" for title, text in sections[0].items() if title not in ("Args", "Attributes")
-    ]
+    parts += [f"{title}:\n{text.rstrip()}" for title, text in sections[0].items() if title not in merged]
     return "\n\n".join(parts) + "\n"
 
 
 class Presented(Cited):
     """Base of rerankers and judges: hash, drawing and citation."""
 
-    argument_classes: ClassVar[dict[str, type]] = {}
+    _argument_classes: ClassVar[dict[str, type]] = {}
     """Of arguments whose own arguments a user may look for here."""
 
     def __new__(cls, *args: Any, **arguments: Any) -> Any:
         """Make an object; see `check_names`."""
-        check_names(cls, arguments, cls.argument_classes)
+        check_names(cls, arguments, cls._argument_classes)
         return super().__new__(cls, *args, **arguments)
 
     def __hash__(self) -> int:

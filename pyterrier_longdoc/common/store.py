@@ -6,8 +6,13 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .caches import MakeArrays
 
 Key = str | bytes
 """A hash of all that a value depends on, in hexadecimal digits or bytes."""
@@ -29,6 +34,9 @@ class Store:
         path: the file; it is made with its folder when the first value is stored.
     """
 
+    table: ClassVar[str] = "store"
+    schema: ClassVar[tuple[str, ...]] = (_SCHEMA,)
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
@@ -36,17 +44,17 @@ class Store:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def __len__(self) -> int:
-        return sum(count for (count,) in self._select("SELECT count(*) FROM store"))
+        return sum(count for (count,) in self._select(f"SELECT count(*) FROM {self.table}"))
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Any]:
         """Return the stored values among these keys."""
-        key_list, values = list(keys), dict[Key, Any]()
-        for start in range(0, len(key_list), _LOOKUP):
-            batch = key_list[start : start + _LOOKUP]
+        return {key: json.loads(value) for key, value in self._rows(list(keys))}
+
+    def _rows(self, keys: Sequence[Key]) -> Iterator[tuple[Any, Any]]:
+        for start in range(0, len(keys), _LOOKUP):
+            batch = keys[start : start + _LOOKUP]
             marks = ",".join("?" * len(batch))
-            rows = self._select(f"SELECT key, value FROM store WHERE key IN ({marks})", batch)
-            values |= {key: json.loads(value) for key, value in rows}
-        return values
+            yield from self._select(f"SELECT key, value FROM {self.table} WHERE key IN ({marks})", batch)
 
     def put_many(self, items: Mapping[Key, Any]) -> None:
         """Store JSON-able values; after an interruption all of them or none."""
@@ -70,10 +78,54 @@ class Store:
         # No write-ahead log: it does not work on the network drives of clusters.
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
-                connection.execute(_SCHEMA)
+                for statement in self.schema:
+                    connection.execute(statement)
                 yield connection
         except sqlite3.DatabaseError as error:
             raise ValueError(
                 f"cache {str(self.path)!r} cannot be used ({error}): give a file that this package made, or the name "
                 f"of a new one in a folder that can be written to"
             ) from error
+
+
+class ArrayStore(Store):
+    """A SQLite file of `(T, E)` arrays in fp16 by key; within a bound, for which those that were stored first go.
+
+    Args:
+        path: the file; it is made with its folder when the first array is stored.
+        max_bytes: most bytes of all arrays; the file uses the place of those that went again.
+    """
+
+    table = "arrays"
+    schema = (
+        "CREATE TABLE IF NOT EXISTS arrays (number INTEGER PRIMARY KEY, key BLOB UNIQUE, size INTEGER, value BLOB)",
+        "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # without it sizes are read with the arrays
+    )
+
+    def __init__(self, path: str | Path, max_bytes: int) -> None:
+        super().__init__(path)
+        self.max_bytes = max_bytes
+
+    def through(
+        self, setting: bytes, sequences: Sequence[np.ndarray], make: MakeArrays, *, width: int
+    ) -> list[np.ndarray]:
+        """Return the fp16 arrays of distinct token sequences and a setting; `make` makes those not in the file."""
+        keys = [blake2b(setting + sequence.tobytes(), digest_size=16).digest() for sequence in sequences]
+        arrays = {key: np.frombuffer(value, np.float16).reshape(-1, width) for key, value in self._rows(keys)}
+        missing = [i for i, key in enumerate(keys) if key not in arrays]
+        if missing:
+            made = make([sequences[i] for i in missing])
+            new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, made, strict=True)}
+            self._put([(key, a.nbytes, a.tobytes()) for key, a in new.items() if a.nbytes <= self.max_bytes])
+            arrays |= new
+        return [arrays[key].copy() for key in keys]  # torch wants arrays that can be written
+
+    def _put(self, rows: Sequence[tuple[bytes, int, bytes]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._connected() as connection:
+            connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
+            (total,) = connection.execute("SELECT sum(size) FROM arrays").fetchone()
+            if (total or 0) > self.max_bytes:
+                newest = "SELECT number, sum(size) OVER (ORDER BY number DESC) AS total FROM arrays"
+                old = f"SELECT number FROM ({newest}) WHERE total > ?"
+                connection.execute(f"DELETE FROM arrays WHERE number IN ({old})", [self.max_bytes])

@@ -245,8 +245,6 @@ class CollectionParts:
         groups: docno -> a group of comparable documents, such as those of one context length.
         excluded: `qid, docno` of documents that must not be returned for a query, as BRIGHT names them.
         lengths: makes the length in tokens of each document, in order; None counts them.
-        relevant_filler: makes `qid, docno, passage` for all passages that are relevant for a topic but not in gold;
-            None where they are unknown.
     """
 
     documents: Documents
@@ -257,7 +255,6 @@ class CollectionParts:
     groups: Mapping[str, str] = field(default_factory=dict)
     excluded: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["qid", "docno"], dtype=str))
     lengths: Callable[[], Iterable[int]] | None = None
-    relevant_filler: Callable[[], Iterable[tuple[str, str, str]]] | None = None
 
 
 class PositionedCollection(Collection):

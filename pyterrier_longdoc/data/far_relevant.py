@@ -7,11 +7,10 @@ the memory of one of five thousand, and a document does not depend on which othe
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,6 @@ from .collection import CollectionParts, PositionedCollection, StreamedDocuments
 from .passages import PassagePool, read_source
 
 PASSAGE_POSITIONS = ("early", "uniform", "far")
-
-Length = str | int | Callable[[random.Random, int, int], int]
-"""Distribution of document lengths: "uniform", one number, or a function `(rng, smallest, largest) -> int`."""
 
 _ATTEMPTS = 50  # random draws before the whole pool is searched for a passage that fits
 
@@ -40,20 +36,17 @@ def far_relevant(
     min_offset: int = 512,
     within: int | None = None,
     max_doc_len: int = 1431,
-    length: Length = "uniform",
     extra_passage: bool = True,
     tokenizer: Any = None,
     relevant_per_query: int | None = None,
     copies: int = 1,
     distractors: int = 0,
-    exclude: str = "all",
     min_passage: int = 1,
     max_passage: int | None = None,
     unfit: str = "raise",
     min_label: int = 1,
     splits: Mapping[str, float] | None = None,
     text_field: str | Sequence[str] = "text",
-    separator: str = " ",
     seed: int = 0,
     name: str = "far-relevant",
 ) -> PositionedCollection:
@@ -88,7 +81,6 @@ def far_relevant(
         min_offset: tokens; 512 as in the paper, the positions of BERT.
         within: tokens; None takes `min_offset`.
         max_doc_len: tokens; 1431 as in the paper, three windows of 477.
-        length: distribution of D: "uniform" as in the paper, a number, or a function `(rng, smallest, largest) -> int`.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
         tokenizer: counts the tokens of all lengths, see `token_counter`; "bert-base-uncased" in the paper. Where the
             lengths of passages do not add up to that of a document, whole documents are counted, which takes several
@@ -97,8 +89,6 @@ def far_relevant(
             no other topic shares; documents of passages shared with other topics are added. None takes all.
         copies: documents made of each relevant passage, with other filler.
         distractors: additional documents without a relevant passage, of the same lengths.
-        exclude: which passages are no filler: those relevant for any topic ("all"), so that no document is relevant
-            but unjudged, or only those of the document's "own" topic, as perhaps in the paper.
         min_passage: tokens, at least 1; passages with less are no filler.
         max_passage: tokens; passages with more are neither filler nor, with `unfit="skip"`, relevant.
         unfit: what to do with relevant passages that are missing from the collection, shorter than `min_passage`,
@@ -106,7 +96,6 @@ def far_relevant(
         min_label: the lowest relevant label.
         splits: name -> share of the topics; topics with a relevant passage or the query in common stay together.
         text_field: one or several fields of the passages, joined by one space.
-        separator: white space between passages.
         seed: the same seed gives the same bytes.
         name: of the collection.
 
@@ -118,8 +107,8 @@ def far_relevant(
         `far_relevant(pt.get_dataset("irds:msmarco-passage/train"), tokenizer="bert-base-uncased")`
     """
     recipe = DocumentRecipe(
-        position, min_offset, within, max_doc_len, length, extra_passage, separator, seed, relevant_per_query, copies,
-        distractors, exclude, min_passage, max_passage, unfit, splits,
+        position, min_offset, within, max_doc_len, extra_passage, seed, relevant_per_query, copies, distractors,
+        min_passage, max_passage, unfit, splits,
     )  # fmt: skip
     count = token_counter(tokenizer)
     source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
@@ -131,8 +120,8 @@ def far_relevant(
     if relevant_per_query is not None:
         selection = _sample(selection, qids_of, relevant_per_query, seed)
     is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
-    if exclude == "all":
-        is_filler &= ~np.isin(pool.digests, list(qids_of))
+    # Passages that are relevant for any topic would be relevant but unjudged in documents of others.
+    is_filler &= ~np.isin(pool.digests, list(qids_of))
     names = (selection["qid"] + "_" + selection["docno"]).tolist()
     filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
@@ -152,7 +141,6 @@ def far_relevant(
         documents.gold,
         splits={split: topics["qid"][topics["split"] == split].tolist() for split in variants},
         lengths=documents.lengths,
-        relevant_filler=documents.relevant_filler,
     )
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("boytsov-2025-positional",))
 
@@ -188,15 +176,12 @@ class DocumentRecipe:
     position: str = argument("far", choices=PASSAGE_POSITIONS)
     min_offset: int = argument(512, at_least=0)
     within: int | None = argument(None, at_least=1)
-    max_doc_len: int = 1431
-    length: Length = "uniform"
+    max_doc_len: int = argument(1431, above="min_offset")
     extra_passage: bool = True
-    separator: str = " "
     seed: int = 0
     relevant_per_query: int | None = argument(None, at_least=1)
     copies: int = argument(1, at_least=1)
     distractors: int = argument(0, at_least=0)
-    exclude: str = argument("all", choices=("all", "own"))
     min_passage: int = argument(1, at_least=1)
     max_passage: int | None = argument(None, at_least=1)
     unfit: str = argument("raise", choices=("raise", "skip"))
@@ -204,29 +189,13 @@ class DocumentRecipe:
 
     def __post_init__(self) -> None:
         validate(self, "far_relevant")
-        is_length = self.length == "uniform" or callable(self.length) or isinstance(self.length, Integral)
-        for name, valid, rule in (
-            ("max_doc_len", self.max_doc_len > self.min_offset, f"greater than min_offset={self.min_offset}"),
-            ("length", is_length, "'uniform', a whole number, or a function"),
-            ("splits", self.splits is None or min(self.splits.values(), default=0) > 0, "positive shares"),
-            ("separator", self.separator.isspace(), "white space, to keep passages and tokens apart"),
-        ):
-            if not valid:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {rule}")
+        if self.splits is not None and min(self.splits.values(), default=0) <= 0:
+            raise ValueError(f"splits={self.splits!r} must be positive shares")
 
     @property
     def beginning(self) -> int:
         """Tokens of a document within which an early passage ends."""
         return self.min_offset if self.within is None else self.within
-
-    def target(self, rng: random.Random, smallest: int) -> int:
-        """Draw the length of a document, from `smallest` to `max_doc_len`."""
-        if self.length == "uniform":
-            return between(rng, smallest, self.max_doc_len)
-        length = self.length(rng, smallest, self.max_doc_len) if callable(self.length) else int(self.length)
-        if not smallest <= length <= self.max_doc_len:
-            raise ValueError(f"length={self.length!r} gives none from {smallest} to max_doc_len={self.max_doc_len}")
-        return length
 
     def slots(self, offsets: np.ndarray, passage: int) -> tuple[int, int]:
         """Return the first and last place for a relevant passage; `offsets` are the `(n + 1,)` tokens before each."""
@@ -294,7 +263,7 @@ class FarDocuments(StreamedDocuments):
         """Make the rows of `PositionedCollection.gold`."""
         for i in self._with_relevant:
             pieces, slot = self._plan(i)
-            start = int(self.pool.characters[pieces[:slot]].sum()) + slot * len(self.recipe.separator)
+            start = int(self.pool.characters[pieces[:slot]].sum()) + slot  # with a space between two
             end = start + int(self.pool.characters[pieces[slot]])
             places = (start, end, self._length(pieces[:slot]), self._length(pieces))
             for qid in self._qids(pieces[slot]):
@@ -303,14 +272,6 @@ class FarDocuments(StreamedDocuments):
     def lengths(self) -> Iterator[int]:
         """Count the tokens of each document."""
         return (self._length(self._plan(i)[0]) for i in range(len(self)))
-
-    def relevant_filler(self) -> Iterator[tuple[str, str, str]]:
-        """Find all filler that is relevant for a topic, as `qid, docno, passage`."""
-        for i in range(len(self)):
-            pieces, slot = self._plan(i)
-            for piece in [*pieces[:slot], *pieces[slot + 1 :]]:
-                for qid in sorted(self._qids(piece)):
-                    yield qid, self._docno(i), self.pool.name(piece)
 
     @property
     def _with_relevant(self) -> range:
@@ -333,7 +294,7 @@ class FarDocuments(StreamedDocuments):
         return {"docno": self._docno(i), "text": self._text(self._plan(i)[0])}
 
     def _text(self, pieces: Iterable[int]) -> str:
-        return self.recipe.separator.join(map(self.pool.text, pieces))
+        return " ".join(map(self.pool.text, pieces))
 
     def _length(self, pieces: list[int]) -> int:
         return int(self.pool.tokens[pieces].sum()) if self.lengths_add_up else self.count([self._text(pieces)])[0]
@@ -341,17 +302,10 @@ class FarDocuments(StreamedDocuments):
     def _plan(self, i: int) -> tuple[list[int], int]:
         """Choose the passages of a document, and the place of the relevant one among them."""
         recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
+        filler = _Filler(self.pool, self.filler, rng, self._docno(i))
         if i in self._with_relevant:
-            passage = int(self.relevant[i // self.recipe.copies])
-            qids = set(self._qids(passage))
-
-            def shares_topic(value: int) -> bool:
-                return not qids.isdisjoint(self.qids_of.get(value, ()))
-
-            filler = _Filler(self.pool, self.filler, rng, self._docno(i), shares_topic)
-            filler.used.add(int(self.pool.digests[passage]))
+            passage = int(self.relevant[i // recipe.copies])
         else:
-            filler = _Filler(self.pool, self.filler, rng, self._docno(i), self.qids_of.__contains__)
             passage = filler.draw(recipe.max_doc_len - recipe.min_offset)
         size = int(self.pool.tokens[passage])
         pieces = self._draw(filler, rng, size)
@@ -368,7 +322,7 @@ class FarDocuments(StreamedDocuments):
     def _draw(self, filler: _Filler, rng: random.Random, size: int) -> list[int]:
         """Draw the filler of a document with a relevant passage of `size` tokens: steps 1 to 3 of the algorithm."""
         recipe, tokens = self.recipe, self.pool.tokens
-        budget = recipe.target(rng, recipe.min_offset + size) - size
+        budget = between(rng, recipe.min_offset + size, recipe.max_doc_len) - size
         pieces: list[int] = []
         total = 0
         while total < recipe.min_offset:
@@ -385,13 +339,12 @@ class FarDocuments(StreamedDocuments):
 
 @dataclass
 class _Filler:
-    """Draws passages without replacement, except those with a barred digest."""
+    """Draws passages without replacement."""
 
     pool: PassagePool
     indices: np.ndarray
     rng: random.Random
     docno: str
-    is_barred: Callable[[int], bool]
     used: set[int] = field(default_factory=set)
 
     def draw(self, longest: int | None = None) -> int:
@@ -399,7 +352,7 @@ class _Filler:
         for index in self._candidates():
             value = int(self.pool.digests[index])
             fits = longest is None or self.pool.tokens[index] <= longest
-            if fits and value not in self.used and not self.is_barred(value):
+            if fits and value not in self.used:
                 self.used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"

@@ -1,4 +1,4 @@
-"""What a collection must not have: relevant text that is unjudged, or known from training."""
+"""What a collection must not have: documents twice, and relevant text that is known from training."""
 
 from __future__ import annotations
 
@@ -13,26 +13,16 @@ from .collection import PositionedCollection
 
 
 def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
-    """Look for relevant text that is unjudged, or known from training.
+    """Look for documents that stand twice, and for relevant text that is known from training.
 
     Texts that differ only in letter case and white space count as equal.
-
-    Args:
-        collection: any; relevant filler is found only if `far_relevant` has just made the collection.
 
     Returns:
         A row for each leak, with `kind`, `split`, `qid`, `docno` and `other`. A "shared query" and a (relevant) "shared
         passage" stand in two splits (`other` is the second). A "duplicate document" has the text of another one
-        (`other`). "Relevant filler" (`other`, a passage) is relevant for a topic of its document; an "unjudged passage"
-        is filler that is relevant for a topic without a judgement of its document. A split is not compared with one
-        that contains all of it.
+        (`other`). A split is not compared with one that contains all of it.
     """
     rows = [*_shared_between_splits(collection), *_duplicates(collection)]
-    if collection.parts.relevant_filler is not None:
-        judged = set(collection.qrels[["qid", "docno"]].itertuples(index=False, name=None))
-        for qid, docno, passage in collection.parts.relevant_filler():
-            kind = "relevant filler" if (qid, docno) in judged else "unjudged passage"
-            rows.append((kind, "", qid, docno, passage))
     return pd.DataFrame(rows, columns=["kind", "split", "qid", "docno", "other"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
@@ -37,30 +37,26 @@ SQUAD_GROUPS = {f"{low}-{high}": (low, high) for low, high in pairwise((0, 100, 
 THIRDS = {"beginning": 0, "middle": 1, "end": 2}
 """The thirds of a page, as FineWeb-PosQ names them, and their numbers."""
 
-_EARLIER_NAMES = {"before": "beginning", "after": "end"}
-"""Names of thirds in the collection's first release (May 2025)."""
-
 _BIASES = ("brevity_bias", "literal_bias", "position_bias", "repetition_bias", "poison")
 PREFERRED = {"foil": "document_2", "answer_importance": "document_1", **dict.fromkeys(_BIASES, "document_2")}
 """Subsets of ColDeR, and the document of a pair that should have the higher score."""
 
 
-def read_longembed(
-    source: str | Path | Mapping[str, Iterable[Mapping[str, Any]]], *, tokenizer: Any = None, name: str = "longembed"
-) -> PositionedCollection:
+def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "longembed") -> PositionedCollection:
     """Read a set of LongEmbed (Zhu et al. 2024): `needle`, `passkey`, or one of its real tasks.
 
     Topics and qrels have a variant for each context length. Positions are not published, so `gold` is empty.
 
     Args:
-        source: a folder with the tables `corpus`, `queries` and `qrels`; or these three as dicts, such as
-            `datasets.load_dataset("dwzhu/LongEmbed", "needle")` gives them. Their fields are `doc_id, text`,
-            `qid, text` and `qid, doc_id`; `context_length` (of documents and queries) may be absent.
+        folder: of a set, with the tables `corpus`, `queries` and `qrels`. Their fields are `doc_id, text`, `qid, text`
+            and `qid, doc_id`; `context_length` (of documents and queries) may be absent.
         tokenizer: for statistics, see `token_counter`.
         name: of the collection.
     """
-    corpus = unique_rows(_longembed_rows(source, "corpus", ("doc_id", "text")), "doc_id")
-    queries = unique_rows(_longembed_rows(source, "queries", ("qid", "text")), "qid")
+    hub = "dwzhu/LongEmbed"
+    corpus = unique_rows(_rows(_tables(folder, "corpus", hub), ("doc_id", "text")), "doc_id")
+    queries = unique_rows(_rows(_tables(folder, "queries", hub), ("qid", "text")), "qid")
+    judgements = _rows(_tables(folder, "qrels", hub), ("qid", "doc_id"))
     splits: dict[str, list[str]] = {}
     for qid, row in queries.items():
         if "context_length" in row:
@@ -68,18 +64,11 @@ def read_longembed(
     parts = CollectionParts(
         documents={docno: {"docno": docno, "text": row["text"]} for docno, row in corpus.items()},
         topics=topics_frame((qid, row["text"]) for qid, row in queries.items()),
-        qrels=qrels_frame((r["qid"], r["doc_id"], 1) for _, r in _longembed_rows(source, "qrels", ("qid", "doc_id"))),
+        qrels=qrels_frame((row["qid"], row["doc_id"], 1) for _, row in judgements),
         splits=splits,
         groups={docno: str(row["context_length"]) for docno, row in corpus.items() if "context_length" in row},
     )
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("zhu-2024-longembed",))
-
-
-def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Rows:
-    if not isinstance(source, Mapping):
-        return _rows(_tables(source, part, "dwzhu/LongEmbed"), strings)
-    rows = ((f"{part}, row {number}", row) for number, row in enumerate(source[part], start=1))
-    return ((where, checked_row(where, row, strings)) for where, row in rows)
 
 
 def read_bright(
@@ -258,7 +247,7 @@ def _thirds(where: str, row: dict[str, Any]) -> dict[str, Any] | None:
         return None
     value = row.get("span_class")
     tags: list[Any] = value if isinstance(value, list) else [value]
-    thirds = [_EARLIER_NAMES.get(str(tag), str(tag)) for tag in tags]
+    thirds = list(map(str, tags))
     valid = bool(thirds) and set(thirds) <= set(THIRDS)
     check_field(valid, where, "span_class", f"name thirds, {', '.join(THIRDS)}", value)
     size, places = len(row["content"]), [THIRDS[third] for third in thirds]

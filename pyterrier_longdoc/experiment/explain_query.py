@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
 """So many relevant documents, and so much of a window, are printed; the tables have all."""
 
 WINDOW_COLUMNS = [
-    "name", "model", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
+    "name", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
 ]  # fmt: skip
 
 
@@ -114,10 +113,10 @@ class QueryExplanation:
             baseline, e.g. `nDCG@10 - BM25`.
         relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
             missing where it was not returned.
-        windows: the first and the relevant documents of each system that was run again, one row for each reranker:
-            `name`, the reranker's class (`model`), `docno, label` (0 also without a judgement), `rank` in the system,
-            the `window` with the best score, from 0, of its `windows`, the characters of the text where it `start`s and
-            `end`s, its `window_score`, its `weight` in the model's attention (missing without) and its `text`.
+        windows: the first and the relevant documents of each system that was run again, by its last reranker: `name`,
+            `docno, label` (0 also without a judgement), `rank` in the system, the `window` with the best score, from 0,
+            of its `windows`, the characters of the text where it `start`s and `end`s, its `window_score`, its `weight`
+            in the model's attention (missing without) and its `text`.
         notes: what is unknown, and how to read the rest.
     """
 
@@ -144,23 +143,13 @@ class QueryExplanation:
         return lines
 
     def __repr__(self) -> str:
-        parts = ["\n".join([self._title(), *self.differences()])]
+        title = f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
+        parts = ["\n".join([title, *self.differences()])]
         for title, frame in self._tables().items():
             parts.append(f"{title}\n{frame.to_string(index=False)}")
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts)
-
-    def _repr_html_(self) -> str:
-        parts = [f"<b>{html.escape(self._title())}</b>", *map(html.escape, self.differences())]
-        with pd.option_context("display.max_colwidth", None):
-            for title, frame in self._tables().items():
-                parts += [f"<b>{html.escape(title)}</b>", frame.to_html(index=False)]
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return "<br>\n".join(parts) + (f"<ul>{notes}</ul>" if notes else "")
-
-    def _title(self) -> str:
-        return f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
 
     def _tables(self) -> dict[str, pd.DataFrame]:
         """Return the printed tables by title."""
@@ -172,8 +161,6 @@ class QueryExplanation:
             tables[title + (f"; {rest} more in .relevant" if rest > 0 else "")] = first.where(first.notna(), "-")
         if len(self.windows):
             table = self.windows.drop(columns=["start", "end"])
-            if not table.duplicated(["name", "docno"]).any():
-                del table["model"]
             if table["weight"].isna().all():
                 del table["weight"]
             texts = table["text"].map(lambda text: " ".join(text.split()))
@@ -235,21 +222,19 @@ def _best_windows(
         if (reason := _reason_not_to_run(system)) is not None:
             notes.append(f"{name}: no windows, as it {reason}")
             continue
-        frame, windows = _run_with_windows(system, topic)
+        frame = _explained(system, topic)
         if not len(frame):
             continue
-        docnos = as_strings(frame["docno"]).tolist()
-        ranks_now = standings(run_by_query(frame, name), {qid: docnos})[qid].ranks
+        ranks_now = standings(run_by_query(frame, name), {qid: as_strings(frame["docno"]).tolist()})[qid].ranks
         rows_before = ranks[(ranks["name"] == name) & ranks["rank"].notna()]
         if {docno: rank for docno, rank in ranks_now.items() if docno in labels} != dict(
             zip(rows_before["docno"], rows_before["rank"].tolist(), strict=True)
         ):
             notes.append(f"{name} ranks the relevant documents differently now: it has changed since the experiment")
-        if not windows:
-            notes.append(f"{name}: no windows, as its reranker did not run: are its scores in a cache?")
+        rows = _windows_of(frame, next(model for model in reversed(_all_models(system)) if hasattr(model, "explain")))
+        if rows is None:
+            notes.append(f"{name}: no windows, as its results lack them or the text: did its reranker run, and last?")
             continue
-        rows = pd.concat(windows, ignore_index=True).drop_duplicates()
-        rows = rows[rows["docno"].isin(docnos)]  # later stages may have dropped some
         rows = rows.assign(name=name, rank=rows["docno"].map(ranks_now))
         rows["label"] = [labels.get(docno, 0) for docno in rows["docno"]]
         tables.append(rows[(rows["rank"] < top) | (rows["label"] > 0)].sort_values("rank", kind="stable"))
@@ -274,43 +259,26 @@ def _all_models(pipeline: pt.Transformer) -> list[Any]:
     return list({id(stage): stage for stage in stages}.values())
 
 
-def _run_with_windows(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
-    """Return the pipeline's results, and the best windows of each run of a reranker in it."""
-    windows: list[pd.DataFrame] = []
+def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
+    """Return the pipeline's results, with the columns of `explain`."""
     with ExitStack() as stack:
-        for stage in _all_models(pipeline):
-            stack.enter_context(_recording_windows(stage, windows) if hasattr(stage, "explain") else restoring(stage))
-        frame = pipeline.transform(topic.copy())
-    return frame, windows
+        for model in _all_models(pipeline):
+            stack.enter_context(restoring(model, "explain"))
+            if hasattr(model, "explain"):
+                model.explain = True
+        return pipeline.transform(topic.copy())
 
 
-@contextmanager
-def _recording_windows(model: Any, windows: list[pd.DataFrame]) -> Iterator[None]:
-    """Let each run of a reranker add its best windows, as later stages may drop, overwrite or merge its columns."""
-    transform = model.transform
-
-    def explain(inp: pd.DataFrame) -> pd.DataFrame:
-        out = transform(inp)
-        if len(out):
-            fields = window_fields(model.text_field, getattr(model, "repeat", None))
-            texts = texts_of(out, fields, model.text_loader)
-            windows.append(_best_window_of_each(out, texts, type(model).__name__))
-        return out
-
-    with restoring(model, "explain"):
-        model.explain, model.transform = True, explain
-        try:
-            yield
-        finally:
-            del model.transform
-
-
-def _best_window_of_each(frame: pd.DataFrame, texts: list[str], model: str) -> pd.DataFrame:
+def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:
+    """Return the best window of each row by a reranker's columns of `explain`; None without these or without text."""
+    fields = window_fields(model.text_field, getattr(model, "repeat", None))
+    if not {"window_scores", *(fields if model.text_loader is None else ())} <= set(frame.columns):
+        return None
     rows = []
-    for row, text in zip(frame.to_dict("records"), texts, strict=True):
+    for row, text in zip(frame.to_dict("records"), texts_of(frame, fields, model.text_loader), strict=True):
         scores, weights = row["window_scores"], row["window_weights"]
         best, start, end = int(np.argmax(scores)), row["best_start"], row["best_end"]
         weight = np.nan if weights is None else weights[best]
-        rows.append((model, str(row["docno"]), best, len(scores), start, end, scores[best], weight, text[start:end]))
-    columns = ["model", "docno", "window", "windows", "start", "end", "window_score", "weight", "text"]
+        rows.append((str(row["docno"]), best, len(scores), start, end, scores[best], weight, text[start:end]))
+    columns = ["docno", "window", "windows", "start", "end", "window_score", "weight", "text"]
     return pd.DataFrame(rows, columns=columns)

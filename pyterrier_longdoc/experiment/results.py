@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -159,8 +158,7 @@ class ExperimentResults:
 
     def _row(self, qid: str) -> int:
         if qid not in self.qids:
-            examples = difflib.get_close_matches(qid, self.qids) or self.qids[:5]
-            raise ValueError(f"qid {qid!r} was not evaluated; others were, such as {', '.join(map(repr, examples))}")
+            raise ValueError(f"qid {qid!r} was not evaluated; others were, such as {', '.join(self.qids[:5])}")
         return self.qids.index(qid)
 
     def why(self, qid: str, systems: Mapping[str, Any] | None = None, *, top: int = 3) -> QueryExplanation:

@@ -105,7 +105,7 @@ class Pointwise(LLMReranker):
         score_of = dict(zip(distinct_pairs, values, strict=True))
         if failures := sum(map(math.isnan, score_of.values())):
             warn(
-                f"{type(self).__name__}: {failures} of {len(score_of)} documents had no log-probability of yes or no "
+                f"{type(self).__name__}: {failures} of {len(score_of)} documents had no log-probability of an answer "
                 f"and are at the bottom of their queries (on_failure={self.on_failure!r}).",
                 IncompleteReplyWarning,
             )

@@ -68,15 +68,7 @@ class EmbeddingEncoder(WindowEncoder):
         self.similarity = _choose("similarity", similarity, defaults.similarity, SIMILARITIES)
 
     def make_format(self, backbone: Backbone) -> InputFormat:
-        forms = []
-        for name, prefix in self.prefixes.items():
-            form, lead = backbone.text_format(prefix)
-            if backbone.longest_input is not None and form.specials >= backbone.longest_input:
-                raise ValueError(f"{name}={prefix!r} fills the backbone's {backbone.longest_input} tokens")
-            form = spread_positions(form, backbone, self.position_step)
-            forms.append((replace(form, longest=backbone.longest_input), lead))
-        (query, query_lead), (text, text_lead) = forms
-        return replace(text, query_format=query, query_lead=query_lead, text_lead=text_lead)
+        return prefixed_format(backbone, self.prefixes, self.position_step)
 
     def refresh(self) -> None:
         self.shared.forget_if_changed(self)
@@ -237,6 +229,19 @@ def embedding_settings(name: str) -> EmbeddingSettings:
         query_prefix=prompts.get("query") or default_prompt,
         passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default_prompt),
     )
+
+
+def prefixed_format(backbone: Backbone, prefixes: dict[str, str], position_step: int = 1) -> InputFormat:
+    """Return the format of separate queries and windows, with a prefix for queries and one for windows, by name."""
+    forms = []
+    for name, prefix in prefixes.items():
+        form, lead = backbone.text_format(prefix)
+        if backbone.longest_input is not None and form.specials >= backbone.longest_input:
+            raise ValueError(f"{name}={prefix!r} fills the backbone's {backbone.longest_input} tokens")
+        form = spread_positions(form, backbone, position_step)
+        forms.append((replace(form, longest=backbone.longest_input), lead))
+    (query, query_lead), (text, text_lead) = forms
+    return replace(text, query_format=query, query_lead=query_lead, text_lead=text_lead)
 
 
 def spread_positions(form: InputFormat, backbone: Backbone, step: int) -> InputFormat:

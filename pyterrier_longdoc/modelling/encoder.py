@@ -69,6 +69,8 @@ class WindowEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     reads_text = False
     """Whether it reads texts in place of token ids."""
+    own_representation = False
+    """Whether its representation is of use in encoders of its class alone."""
 
     build_backbone = staticmethod(build_backbone)
     """Rebuilds the backbone of a saved model."""
@@ -205,13 +207,16 @@ class WindowEncoder(nn.Module):
         positions = torch.tensor(encoding_order).argsort()[numbers]
         return torch.cat(vectors)[positions.to(self.settings.device)].float()
 
-    def token_states(self, batch: WindowBatch, coverage: Coverage | None = None) -> list[torch.Tensor]:
-        """Return V tensors `(T, H)`, the last layer's states in fp32, with those of special tokens."""
+    def token_states(
+        self, batch: WindowBatch, coverage: Coverage | None = None, kept: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Return V tensors `(T, H)`, the last layer's states in fp32 of real tokens, or of those in `kept (V, T)`."""
         states: dict[int, torch.Tensor] = {}
         order = torch.argsort(batch.lengths, stable=True)
         for rows, encoded, mask in self._passes(batch, order, coverage):
-            for row, state, real in zip(rows.tolist(), encoded[-1].float(), mask, strict=True):
-                states[row] = state[real]
+            chosen = mask if kept is None else kept[rows, : mask.shape[1]]
+            for row, state, real in zip(rows.tolist(), encoded[-1].float(), chosen, strict=True):
+                states[row] = state[: len(real)][real]
         return [states[row] for row in range(len(order))]
 
     def divide(

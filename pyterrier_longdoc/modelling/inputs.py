@@ -42,6 +42,7 @@ class Settings:
         device: where the weights are.
         dtype: precision of the encoder when it scores; heads always work in fp32.
         runtime: what computes the backbone when it scores, see `runtimes.py`.
+        token_pooling: how many tokens of a window share a vector, in `MaxSim`; None for what the checkpoint says.
     """
 
     windows: Windows
@@ -57,6 +58,7 @@ class Settings:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     runtime: str = "torch"
+    token_pooling: float | None = None
 
     def __post_init__(self) -> None:
         if self.preselect is not None:
@@ -155,6 +157,7 @@ class InputFormat:
         marks_sentences: whether the first special token stands before each sentence of a text, too.
         spread: `(longest, step)`: inputs of up to `longest` tokens use every `step`-th position; see
             `biencoder.spread_positions`.
+        vectors: which tokens get vectors of their own, see `TokenVectors`; None elsewhere.
     """
 
     prefix: tuple[int, ...]
@@ -177,6 +180,7 @@ class InputFormat:
     text_lead: str = ""
     marks_sentences: bool = False
     spread: tuple[int, int] | None = None
+    vectors: Any = None
 
     @property
     def specials(self) -> int:
@@ -378,12 +382,14 @@ class Encoded:
         mask: `(B, N)` bool, True = a real window; every document has at least one.
         matches: `Matches` of query and document tokens; None for heads that do not need them.
         query: `QueryStates` of the query's tokens; None for heads that do not need them.
+        places: `(B, N, Q)` int64, in which vector of a window each query token has its maximum; None but in `MaxSim`.
     """
 
     cls: torch.Tensor
     mask: torch.Tensor
     matches: Any = None
     query: Any = None
+    places: torch.Tensor | None = None
 
     def each_window(self) -> tuple[Encoded, torch.Tensor]:
         """Return each window as a document with its query, and the `(B, N)` mask of real windows."""

@@ -9,7 +9,7 @@ the remembered states, I width of the interaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..common.caches import EmbeddingCache
+from ..common.caches import EmbeddingCache, MakeArrays
 from ..common.coverage import Coverage
 from .aggregators import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 from .backbones.load import Backbone, build_backbone, load_encoder
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, map_distinct, micro_batches
-from .inputs import NOTHING, Encoded, InputFormat, Pairs, to_dense
+from .inputs import NOTHING, Encoded, InputFormat, Pairs, WindowBatch, to_dense
 from .weights import WeightsWatch
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
@@ -44,6 +44,7 @@ class SeparateEncoder(WindowEncoder):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.cache = EmbeddingCache()
+        self.fingerprint = ""  # of the weights, once somebody has asked for it
         self._weights = WeightsWatch()
 
     @property
@@ -57,6 +58,7 @@ class SeparateEncoder(WindowEncoder):
     def _forget_if_changed(self, *, contents: bool) -> None:
         if self._weights.changed(self.backbone, self.projection, contents=contents):
             self.cache.clear()
+            self.fingerprint = ""
 
     def states(
         self, sequences: Sequence[np.ndarray], form: InputFormat, coverage: Coverage | None
@@ -68,8 +70,8 @@ class SeparateEncoder(WindowEncoder):
 
         def look_up(distinct: list[np.ndarray]) -> list[torch.Tensor]:
             key = (replace(form, query_format=None), current_dtype(self.device), self.training)
-            arrays = self.cache.through(key, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
-            return [torch.from_numpy(array).to(self.device) for array in arrays]
+            arrays = self.remembered(key, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
+            return [torch.from_numpy(array).to(self.device).float() for array in arrays]
 
         if torch.is_grad_enabled():
             self._weights.forget()  # a training step may follow
@@ -78,14 +80,21 @@ class SeparateEncoder(WindowEncoder):
         self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
         return map_distinct(sequences, look_up)
 
+    def remembered(self, key: Hashable, sequences: list[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
+        """Return the states of distinct token sequences and a setting; `make` makes those that are not remembered."""
+        return self.cache.through(key, sequences, make)
+
+    def token_vectors(self, batch: WindowBatch, form: InputFormat, coverage: Coverage | None) -> Iterable[torch.Tensor]:
+        """Yield the `(T, E)` states of each input of a batch, in fp32, as they are remembered."""
+        return (self.projection(state).float() for state in self.token_states(batch, coverage))
+
     def _encode_distinct(
         self, sequences: list[np.ndarray], form: InputFormat, coverage: Coverage | None
     ) -> list[torch.Tensor]:
         results: dict[int, torch.Tensor] = {}
         for part in micro_batches(form.length(0, list(map(len, sequences))).tolist()):
             batch = form.collate([NOTHING] * len(part), [[sequences[i]] for i in part], self.device)
-            states = (self.projection(state).float() for state in self.token_states(batch, coverage))
-            results |= zip(part, states, strict=True)
+            results |= zip(part, self.token_vectors(batch, form, coverage), strict=True)
         return [results[i] for i in range(len(sequences))]
 
     def batch_by_length(self, lengths: Sequence[int], make: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:

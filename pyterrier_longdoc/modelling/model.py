@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -152,7 +152,7 @@ class Cutters(NamedTuple):
         choice = rule if fitted.max_windows is None else f"max_windows={fitted.max_windows}"
         query = f"max_query_len={fitted.max_query_len}"
         if request.max_query_len is None:
-            query = f"the longest input of the backbone, which takes {fitted.max_query_len}"
+            query = f"the longest query of the checkpoint, which takes {fitted.max_query_len}"
         if fitted.preselect is not None:
             choice = f"preselect={fitted.preselect!r}"
         if fitted.layout.shared_budget:
@@ -484,16 +484,23 @@ class Model(nn.Module):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
-        explanations = []
+        explanations, places = [], None
+        if encoded.places is not None:
+            places = cast(Any, self.encoder).query_places(encoded, pairs, self.head.token_windows(encoded))
         for i, (query, number) in enumerate(zip(pairs.query, pairs.document, strict=True)):
-            document, spans = pairs.texts[number], pairs.spans[number]
-            tokens = [] if terms is None else self.tokenizer.convert_ids_to_tokens(pairs.queries[query].tolist())
+            document, spans, query_terms = pairs.texts[number], pairs.spans[number], None
+            if terms is not None:
+                tokens = self.tokenizer.convert_ids_to_tokens(pairs.queries[query].tolist())
+                query_terms = list(zip(tokens, terms[i].tolist(), strict=False))
+            elif places is not None:
+                query_terms = [(token, part) for token, _, _, part in places[i]]
             explanations.append(
                 Explanation(
                     spans=list(map(document.characters, spans)),
                     scores=scores[i][: len(spans)],
                     weights=None if weights is None else weights[i, : len(spans)].tolist(),
-                    query_terms=None if terms is None else list(zip(tokens, terms[i].tolist(), strict=False)),
+                    query_terms=query_terms,
+                    query_places=None if places is None else places[i],
                 )
             )
         return explanations

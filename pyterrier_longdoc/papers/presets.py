@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
@@ -23,13 +23,7 @@ _Value = TypeVar("_Value")
 
 
 class Named(dict[str, _Value]):
-    """Values by name; the error for an unknown name lists all names."""
-
-    kind: ClassVar[str]
-    """Noun for a value in messages."""
-
-    def __missing__(self, name: str) -> _Value:
-        raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self)}")
+    """Values by name, of which only the names are shown."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self)})"
@@ -158,8 +152,6 @@ class Presets(Named[Preset]):
         >>> presets["parade-attn-electra"].published["dev RR"]
         0.431
     """
-
-    kind = "preset"
 
     def _repr_html_(self) -> str:
         return self.table().to_html(index=False, na_rep="")

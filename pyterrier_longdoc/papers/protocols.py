@@ -15,7 +15,7 @@ import pyterrier as pt
 from ..common.arguments import arguments_of, check_seeds
 from ..common.files import folder_name
 from ..common.frames import as_strings, keys_of, texts_of
-from ..common.presentation import ShowsChanges, changes, described
+from ..common.presentation import ShowsChanges, described
 from ..common.warnings import warn
 from ..experiment import Experiment, ExperimentResults
 from ..experiment.systems import Fold
@@ -28,8 +28,8 @@ from .presets import Named, presets, with_own_rates
 FIRST_STAGE = "first stage"
 """The name of the first stage among the systems of a protocol."""
 
-Trained = str | Path | pt.Transformer | Callable[[str, int], Any]
-"""Source of trained models: the folder of a protocol's run, one model, or a function `(name, seed) -> model`."""
+Trained = str | Path | Callable[[str, int], Any]
+"""Source of trained models: the folder of a protocol's run, or a function `(name, seed) -> model`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +58,7 @@ class TopicSet(ShowsChanges):
 
 
 @dataclass(frozen=True, repr=False)
-class Protocol:
+class Protocol(ShowsChanges):
     """How a collection is used: data, candidates, texts, recipe, folds, measures.
 
     Attributes:
@@ -94,10 +94,6 @@ class Protocol:
     published: str | None = None
     note: str = ""
 
-    def __repr__(self) -> str:
-        names = [name for name, protocol in protocols.items() if protocol == self]
-        return f"protocols[{names[0]!r}]" if names else f"Protocol({', '.join(changes(self))})"
-
     def run(
         self,
         models: Mapping[str, Callable[[int], Any]] | Sequence[str],
@@ -109,8 +105,6 @@ class Protocol:
         trained: Trained | None = None,
         datasets: Mapping[str, Any] | None = None,
         arguments: Mapping[str, Any] | None = None,
-        partner: Mapping[str, str] | None = None,
-        correction: str | None = None,
         verbose: bool = False,
     ) -> ExperimentResults:
         """Train the models with each seed, rerank the candidates and compare.
@@ -129,36 +123,31 @@ class Protocol:
                 if there are several.
             folder: for models, runs and results. After an interruption a second call goes on.
             seeds: 0, 1, 2 in the paper.
-            start_from: source of the models of the protocol `start`: the `folder` of its run, one model, or a function
+            start_from: source of the models of the protocol `start`: the `folder` of its run, or a function
                 `(name, seed) -> model`. To train from the backbones: `dataclasses.replace(protocol, start=None)`.
             trained: source of models that need no training, as `start_from`, e.g. MS MARCO's for a zero-shot test.
             datasets: your datasets by the names of PyTerrier's that they replace: anything with `get_topics`,
                 `get_qrels` and `text_loader`.
             arguments: more constructor arguments of presets and of trained models in a folder, e.g.
                 `{"device": "cuda", "batch_size": 128}`.
-            partner: name of its FirstP by model; None takes the presets' own.
-            correction: of p-values, see `ld.Experiment`; the paper has none.
             verbose: show progress bars.
 
         Returns:
-            The results, with the first stage as the baseline.
+            The results, with the first stage as the baseline and the presets' FirstP as their partners; `retest` takes
+            others, and a correction, which the paper has not.
         """
         check_seeds(seeds)
-        if not models or FIRST_STAGE in models:
-            raise ValueError(f"models={list(models)} must be one or more, none of them named {FIRST_STAGE!r}")
         if arguments and (isinstance(models, Mapping) if trained is None else not isinstance(trained, str | Path)):
             raise ValueError("arguments= are for presets and trained models in a folder; functions pass their own")
         if self.start is not None and start_from is None and trained is None:
             start = f"protocols[{self.start!r}]"
-            raise ValueError(f"models start from the models of {start}: give its folder as start_from=, or trained=")
+            raise ValueError(f"models start from those of {start}: give its folder as start_from=, or trained=")
         if trained is not None:
             models = {name: partial(find_model, trained, name, **(arguments or {})) for name in models}
         elif not isinstance(models, Mapping):
             models = {name: preset_factory(self, name, arguments or {}) for name in models}
         data = _Data(self, first_stage, datasets or {}, trains=trained is None)
-        if partner is None:
-            partners = {name: presets[name].partner for name in models if name in presets}
-            partner = {name: first for name, first in partners.items() if first is not None and first in models}
+        partners = {name: presets[name].partner for name in models if name in presets}
         systems = {name: _System(name, make, data, start_from, Path(folder)) for name, make in models.items()}
         for system in systems.values() if data.trains else ():
             for seed in seeds:
@@ -171,19 +160,15 @@ class Protocol:
             seeds=seeds,
             folds=data.fold_qids if data.trains and self.folds else None,
             baseline=FIRST_STAGE,
-            partner=partner,
-            correction=correction,
+            partner={name: first for name, first in partners.items() if first is not None and first in models},
             alpha=self.alpha,
             save_dir=folder,
             verbose=verbose,
         )
 
-    def compare(self, results: ExperimentResults, *, published: str | None = None) -> pd.DataFrame:
-        """Return the presets' own figures beside the paper's: `name, measure, own, published`.
-
-        `published` names another figure of the paper than the protocol's, e.g. `"far RR, zero-shot"`.
-        """
-        figure, measure = published or self.published or "", self.metrics[0]
+    def compare(self, results: ExperimentResults) -> pd.DataFrame:
+        """Return the presets' own figures beside the paper's: `name, measure, own, published`."""
+        figure, measure = self.published or "", self.metrics[0]
         names = [name for name in results.names if name in presets]
         rows = [(name, measure, results.means.at[name, measure], presets[name].published.get(figure)) for name in names]
         return pd.DataFrame(rows, columns=["name", "measure", "own", "published"])
@@ -221,14 +206,9 @@ def models_folder(folder: str | Path, name: str, seed: int) -> Path:
 
 def find_model(source: Trained, name: str, seed: int, **arguments: Any) -> Any:
     """Return the trained model of a name and seed, read from a folder with these constructor arguments."""
-    if isinstance(source, pt.Transformer):
-        return source
     if callable(source):
         return source(name, seed)
-    folder = models_folder(source, name, seed) / MODEL
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{str(source)!r} has no trained model {name!r} with seed {seed}: no {folder}")
-    return CrossEncoder.load(folder, **arguments)
+    return CrossEncoder.load(models_folder(source, name, seed) / MODEL, **arguments)
 
 
 @dataclass(eq=False)
@@ -262,8 +242,8 @@ class _System:
     def _configure(self, model: Any, seed: int) -> CrossEncoder:
         """Give a model the protocol's settings."""
         protocol, name = self.data.protocol, self.name
-        if not isinstance(model, CrossEncoder) or model.text_field != "text":
-            raise ValueError(f"{name!r} must be a reranker of this package with text_field='text', not {model!r}")
+        if not isinstance(model, CrossEncoder):
+            raise ValueError(f"{name!r} must be a reranker of this package, not {model!r}")
         if model.max_query_len != protocol.max_query_len:
             paper = f"in the paper it is {protocol.max_query_len}"
             warn(f"{name!r} has max_query_len={model.max_query_len}; {paper}", UserWarning)
@@ -290,16 +270,6 @@ class _Data:
     first_stage: pt.Transformer | Mapping[str, pt.Transformer]
     datasets: Mapping[str, Any]  # the user's, by the names of PyTerrier's that they replace
     trains: bool
-
-    def __post_init__(self) -> None:
-        train = [] if self.protocol.train is None else [self.protocol.train]
-        names = [part.dataset for part in (*self.protocol.test, *train)] + list(self.protocol.folds)
-        if not set(self.datasets) <= set(names):
-            raise ValueError(f"datasets= has {list(self.datasets)}, but this protocol uses {names}")
-        corpora = {part.corpus for part in (*self.protocol.test, *(train if self.trains else ()))}
-        stages = self.first_stage if isinstance(self.first_stage, Mapping) else {}
-        if len(corpora) > 1 and not corpora <= stages.keys():
-            raise ValueError(f"first_stage= must be a dict with a retriever for each of {', '.join(sorted(corpora))}")
 
     @cached_property
     def topics(self) -> pd.DataFrame:
@@ -372,8 +342,6 @@ class _Data:
         topics, qrels = self._topics(part), self._dataset(part.dataset).get_qrels(part.qrels)
         qrels = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]))
         topics = topics[topics["qid"].isin(qrels["qid"][qrels["label"] > 0])]
-        if not len(topics):
-            raise ValueError(f"no topic of {part.dataset} has a relevant document: check the qids of topics and qrels")
         return topics, qrels[qrels["qid"].isin(topics["qid"])]
 
     def _retrieve(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
@@ -400,8 +368,6 @@ class Protocols(Named[Protocol]):
         >>> protocols["robust04-title"].recipe, protocols["robust04-title"].start
         ('robust04', 'msmarco-document')
     """
-
-    kind = "protocol"
 
     def table(self) -> pd.DataFrame:
         """Return one row for each protocol, a column for each setting."""

@@ -64,6 +64,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.at_most is not None and self.at_most < self.at_least:
+            raise ValueError(f"Evidence: at_least={self.at_least} must be at most at_most={self.at_most}")
         frames.window_fields(self.text_field, self.repeat)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
@@ -78,8 +80,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         gains = np.zeros(len(inp))
         if self.document_weight:
             gains += self.document_weight * frames.numbers(inp, "score", "Evidence", "or give document_weight=0")
-        columns = [*(inp[name].tolist() for name in ("docno", *WINDOWS)), gains]
-        sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, strict=True)]
+        columns = [inp[name].tolist() for name in ("docno", *WINDOWS)]
+        sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, gains, strict=True)]
         rows, count = inp.reset_index(drop=True), self._counter(inp)
         rows = rows.sort_values("rank", kind="stable") if "rank" in rows else rows
         taken: dict[int, list[int]] = {}
@@ -101,6 +103,9 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
             if absent and {"qid", "query", "docno"} <= set(inp.columns):
                 advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
                 error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
+            elif not absent:
+                advice = "put dataset.text_loader() before the reranker, in place of its text_loader="
+                error.args = (f"Evidence lacks the text column (text_field={self.text_field!r}): {advice}",)
             raise
 
     def _counter(self, inp: pd.DataFrame) -> Counter:

@@ -56,9 +56,9 @@ class BiEncoder(Reranker):
 
     papers: ClassVar[tuple[str, ...]] = ("reimers-2019-sentence",)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
-    def set_up(self, model: Model | None) -> Model:
+    def _set_up(self, model: Model | None) -> Model:
         # The model is never trained: copies of this transformer load it again.
         settings = self.settings()
         shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
@@ -67,7 +67,7 @@ class BiEncoder(Reranker):
                 f"{str(self.backbone)!r} is a cross-encoder, not trained as a bi-encoder: its similarities mean "
                 f"little. Give a model that was trained to embed texts."
             )
-            self.warn_once(message, UserWarning)
+            self._warn_once(message, UserWarning)
         encoder = EmbeddingEncoder(
             shared,
             pooling=self.pooling,

@@ -91,7 +91,8 @@ class Calibrated(Presented, pt.Estimator):
             raise ValueError(f"Calibrated.fit: too few judged documents: {found}: give more queries with qrels")
         names = ["score", *(["window_scores"] if "window_scores" in results else [])]
         x = _features(results, names)
-        mean, scale = x.mean(0), np.maximum(x.std(0), 1e-9)
+        # A number of windows that never varies says nothing, whatever rounding makes of its variance.
+        mean, scale = x.mean(0), np.where(x.std(0) > 1e-6, x.std(0), np.inf)
         targets = np.where(relevant, (ones + 1) / (ones + 2), 1 / (zeros + 2))
         model = linear.LogisticRegression(C=1e6, max_iter=1000)  # all but unregularised
         twice, weights = np.tile((x - mean) / scale, (2, 1)), np.concatenate([targets, 1 - targets])
@@ -115,6 +116,8 @@ class Calibrated(Presented, pt.Estimator):
     def load(cls, folder: str | Path, model: Any = None, **parameters: Any) -> "Calibrated":
         """Restore what `save` wrote, with `model` in place of a saved one; `parameters` are `CrossEncoder.load`'s."""
         arguments = json.loads((Path(folder) / FILE).read_text())
+        if "window_scores" in (arguments["calibration"] or {"of": ()})["of"]:
+            parameters = {"explain": True, **parameters}
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
 
 
@@ -123,7 +126,12 @@ def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
     if not set(names) <= set(results):
         raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
     columns = [numbers(results, "score", "Calibrated", "the model must score every row")]
-    return np.column_stack([*columns, *(np.log2(results[name].map(len)) for name in names[1:])])
+    return np.column_stack(
+        [
+            *columns,
+            *(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]) for name in names[1:]),
+        ]
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -141,4 +149,6 @@ class Above(ShowsChanges, Presented, pt.Transformer):
         kept = inp[numbers(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():
             warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)
-        return pt.model.add_ranks(kept.drop(columns="rank", errors="ignore"))
+        if "rank" not in kept:
+            return pt.model.add_ranks(kept)
+        return kept.assign(rank=kept.groupby("qid", dropna=False)["rank"].rank(method="first").astype("int64") - 1)

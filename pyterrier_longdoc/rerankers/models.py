@@ -14,7 +14,6 @@ from ..common.arguments import argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numbers, validated, with_scores
-from ..common.warnings import warn
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
@@ -22,7 +21,6 @@ from ..modelling.external import ExternalScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
-from ..modelling.mores import DEFAULT_BART, ExperimentalWarning, MoresEncoder, load_encoder_decoder
 from ..modelling.tkl import TKLEncoder
 from ..modelling.weights import HeadSpec, seeded_head
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
@@ -52,7 +50,7 @@ class FirstP(CrossEncoder):
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows", at_least=1)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
     def default_windows(self) -> Windows:
         return Truncate(self.window_size)
@@ -74,7 +72,7 @@ class SlidingReranker(CrossEncoder):
     window_size: int = argument(150, role="windows", at_least=1)
     stride: int = argument(100, role="windows", at_least=1)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
     def default_windows(self) -> Windows:
         return SlidingWindows(self.window_size, self.stride)
@@ -228,7 +226,7 @@ class AvgP(CrossEncoder):
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows", at_least=1)
 
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
 
     def default_windows(self) -> Windows:
         return GreedyChunks(self.window_size)
@@ -310,8 +308,8 @@ class SeparateReranker(SlidingReranker):
     _: KW_ONLY
     cached_bytes: int = argument(CACHED_BYTES, role="computing", at_least=1)
 
-    def set_up(self, model: Model | None) -> Model:
-        model = super().set_up(model)
+    def _set_up(self, model: Model | None) -> Model:
+        model = super()._set_up(model)
         encoder: Any = model.encoder
         encoder.cache.max_bytes = self.cached_bytes
         return model
@@ -364,39 +362,6 @@ class LateIR(SeparateReranker):
     def default_training(self) -> TrainingArgs:
         rates = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
         return TrainingArgs(epochs=3, learning_rates=rates)
-
-
-@dataclass(eq=False, repr=False)
-class MORESPlus(SeparateReranker):
-    """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
-
-    `score = u · decoder(query, E(w_1), ..., E(w_n))`, with an encoder `E` of windows.
-
-    Its published code is incomplete, and the implementation of Boytsov et al. 2025 did not beat BM25. Windows are those
-    of `MaxP`, encoded without the query and remembered. Must be trained.
-
-    Args:
-        backbone: BART, whose encoder reads the windows and whose decoder the query.
-        cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
-
-    Example:
-        `(bm25 >> dataset.text_loader() >> ld.MORESPlus()).fit(topics, qrels)`
-    """
-
-    head_name: ClassVar[str] = "firstp"
-    papers: ClassVar[tuple[str, ...]] = ("gao-2022-long",)
-
-    backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
-
-    encoder_class: ClassVar[type[WindowEncoder]] = MoresEncoder
-
-    def load_backbone(self) -> Backbone:
-        self.refuse("trust_remote_code", why="reads BART, which needs no remote code")
-        warn("MORESPlus is experimental: no published result of this model could be confirmed", ExperimentalWarning)
-        return load_encoder_decoder(str(self.backbone))
-
-    def default_training(self) -> TrainingArgs:
-        return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
 
 
 PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm": "guo-2016-deep"}
@@ -515,7 +480,7 @@ class TKL(CrossEncoder):
     """
 
     head_name: ClassVar[str] = "tkl"
-    sized_by: ClassVar[str] = "window_size"
+    _sized_by: ClassVar[str] = "window_size"
     papers: ClassVar[tuple[str, ...]] = ("hofstatter-2020-local",)
 
     _: KW_ONLY
@@ -641,17 +606,17 @@ class LongP(CrossEncoder):
         matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
         return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
 
-    def backbone_options(self) -> BackboneOptions:
+    def _backbone_options(self) -> BackboneOptions:
         return replace(
-            super().backbone_options(),
+            super()._backbone_options(),
             global_attention=self.global_attention,
             attention_window=self.attention_window,
             attention_type=self.attention_type,
             attn_implementation=self.attn_implementation,
         )
 
-    def set_up(self, model: Model | None) -> Model:
-        model = super().set_up(model)
+    def _set_up(self, model: Model | None) -> Model:
+        model = super()._set_up(model)
         if not self.is_external:
             use_attention(model.encoder.backbone, self.attn_implementation)
         return model

@@ -101,8 +101,8 @@ class Reranker(Presented, pt.Transformer):
         max_windows: keep at most this many windows of a document; None keeps all.
         selection: which windows to keep: `"first"` or `"first_last_random"` (PARADE's choice).
         preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`: a
-            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` or `KeyBlocks`. It chooses among the
-            windows that `max_windows` leaves, in `fit`, too. None reads all.
+            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `MaxSimWindows`, `CrossEncoderWindows` or `KeyBlocks`. It
+            chooses among the windows that `max_windows` leaves, in `fit`, too. None reads all.
         max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
         max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits next to
             windows of a given size in the backbone's longest input, or in a quarter of it if windows have no given size
@@ -157,7 +157,7 @@ class Reranker(Presented, pt.Transformer):
     verbose: bool = argument(False, role="call")
     seed: int = argument(42, role="weights")
 
-    sized_by: ClassVar[str] = ""
+    _sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
 
     _own_doc: ClassVar[str | None] = __doc__
@@ -188,7 +188,7 @@ class Reranker(Presented, pt.Transformer):
     def check(self) -> None:
         """Raise ValueError for arguments that can never work, without loading anything."""
         validate(self)
-        self.check_backbone()
+        self._check_backbone()
         window_fields(self.text_field, self.repeat)
         check_device(self.device)
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
@@ -197,7 +197,7 @@ class Reranker(Presented, pt.Transformer):
             rule = "a transformer that adds the text, or have a method text_loader (as datasets and indexes do)"
             check_type(pt.Transformer | None, rule, text_loader=self.text_loader)
 
-    def check_backbone(self) -> None:
+    def _check_backbone(self) -> None:
         """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)
 
@@ -235,11 +235,11 @@ class Reranker(Presented, pt.Transformer):
 
     def settings(self) -> Settings:
         """Return what is read and how scores are computed, by the current arguments."""
-        device, windows = resolve_device(self.compute_device()), self.make_windows()
+        device, windows = resolve_device(self._compute_device()), self.make_windows()
         limit = self.max_windows if self.windows is None else self.windows.max_windows
         return Settings(
             windows,
-            windows_argument=self.sized_by if self.windows is None else f"windows={self.windows!r}",
+            windows_argument=self._sized_by if self.windows is None else f"windows={self.windows!r}",
             max_windows=limit if limit == windows.max_windows else None,  # FirstP always has one
             max_doc_len=self.max_doc_len,
             max_query_len=self.max_query_len,
@@ -251,7 +251,7 @@ class Reranker(Presented, pt.Transformer):
             dtype=resolve_dtype(self.dtype, device),
         )
 
-    def compute_device(self) -> str | None:
+    def _compute_device(self) -> str | None:
         """Return the name of the device to compute on; None for the best one."""
         return self.device
 
@@ -272,7 +272,7 @@ class Reranker(Presented, pt.Transformer):
         if self._model is None or self._model_arguments != arguments:
             self._model_arguments = None  # a failure below may come after changes to the model
             self.check()
-            self._model = self.set_up(self._model)
+            self._model = self._set_up(self._model)
             self._model_arguments = arguments
         return self._model
 
@@ -282,7 +282,7 @@ class Reranker(Presented, pt.Transformer):
             self._model.cpu()
             self._model_arguments = None
 
-    def set_up(self, model: Model | None) -> Model:
+    def _set_up(self, model: Model | None) -> Model:
         """Return a model for the current arguments: the present one if it can serve, else a new one."""
         raise NotImplementedError
 
@@ -338,7 +338,7 @@ class Reranker(Presented, pt.Transformer):
         """
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **(_columns([], None) if self.explain else {}))
+            return with_scores(inp, [], **(self._explanation_columns([]) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), self.documents(inp)
         if self.verbose:
             with work_bar(type(self).__name__, " characters", shown=True) as bar:
@@ -351,12 +351,26 @@ class Reranker(Presented, pt.Transformer):
                 f"{type(self).__name__} computes in bfloat16, in which this device is fastest: scores differ from "
                 f"those in float32 in the third digit. dtype='float32' avoids this, dtype='bfloat16' this warning."
             )
-            self.warn_once(message, PrecisionWarning)
+            self._warn_once(message, PrecisionWarning)
         if self.coverage.cut or self.coverage.windows_cut:
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
-        columns = _columns(scored.explanations, self.model.tokenizer) if self.explain else {}
+        columns = self._explanation_columns(scored.explanations) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
+
+    def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+        """Return the columns that `explain` adds."""
+        best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
+        tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if explanations else ""
+        return {
+            "window_scores": [explanation.scores for explanation in explanations],
+            "window_weights": [explanation.weights for explanation in explanations],
+            "window_spans": [explanation.spans for explanation in explanations],
+            "best_start": best[:, 0],
+            "best_end": best[:, 1],
+            "query_terms": [explanation.query_terms for explanation in explanations],
+            "window_tokenizer": [tokenizer] * len(explanations),
+        }
 
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
         """Rank plain texts for one query.
@@ -368,14 +382,11 @@ class Reranker(Presented, pt.Transformer):
         Returns:
             Rows `number` (of the text in the list), `score`, `rank` and `text`, best first; with `explain` its columns.
 
-        Raises:
-            ValueError: if query or texts are no strings.
-
         Example:
             `ld.MaxP().rank("what holds atoms together", [paper1, paper2]).head(1)`
         """
         check_type(str, "a text", query=query)
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
             raise ValueError("texts must be a list of texts")
         if not isinstance(self.text_field, str):
             raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
@@ -425,23 +436,10 @@ class Reranker(Presented, pt.Transformer):
             )
         warn_of_cuts(self, self.warned, causes, f"{task} did not read {'; '.join(parts)}")
 
-    def warn_once(self, message: str, category: type[Warning]) -> None:
+    def _warn_once(self, message: str, category: type[Warning]) -> None:
         """Warn once for each category in this transformer, or in the system that runs it."""
         if first_time(self.warned, category, type(self).__name__):
             warn(message, category)
-
-
-def _columns(explanations: list[Explanation], tokenizer: Any) -> dict[str, list[Any] | np.ndarray]:
-    best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
-    return {
-        "window_scores": [explanation.scores for explanation in explanations],
-        "window_weights": [explanation.weights for explanation in explanations],
-        "window_spans": [explanation.spans for explanation in explanations],
-        "best_start": best[:, 0],
-        "best_end": best[:, 1],
-        "query_terms": [explanation.query_terms for explanation in explanations],
-        "window_tokenizer": [str(getattr(tokenizer, "name_or_path", ""))] * len(explanations),
-    }
 
 
 @dataclass(eq=False, repr=False)
@@ -489,7 +487,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
 
-    argument_classes: ClassVar[dict[str, type]] = {"training": TrainingArgs}
+    _argument_classes: ClassVar[dict[str, type]] = {"training": TrainingArgs}
     head_name: ClassVar[str] = ""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
@@ -526,10 +524,10 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def load_backbone(self) -> Backbone:
         """Load the pre-trained part."""
-        options = self.backbone_options()
+        options = self._backbone_options()
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
 
-    def backbone_options(self) -> BackboneOptions:
+    def _backbone_options(self) -> BackboneOptions:
         """Return how the pre-trained part is used where there is a choice."""
         template = None if self.template is None else resolve_template(self.template)
         return BackboneOptions(pooling=self.pooling, template=template)
@@ -550,7 +548,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         trained = [] if self._model is None else papers_of_recipe(self._model.recipe)
         return [*super().cited(), *trained]
 
-    def check_backbone(self) -> None:
+    def _check_backbone(self) -> None:
         """See the base class; an external scorer must suit the model's head, and arguments must have an effect."""
         backbone = self.backbone
         if not isinstance(backbone, ExternalScorer):
@@ -558,7 +556,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 raise ValueError(f"backbone={backbone!r} scores by itself: give it as ld.PairScorer(...)")
             if str(backbone).startswith(("http://", "https://")):
                 raise ValueError("backbone is an address: give a served model as ld.ScoreServer(url)")
-            super().check_backbone()
+            super()._check_backbone()
             return
         head = registered_heads().get(self.head_spec()[0])
         if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
@@ -595,7 +593,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         settings = replace(super().settings(), layout=layout, runtime=self.runtime)
         return replace(settings, device=CPU, dtype=torch.float32) if self.is_external else settings
 
-    def compute_device(self) -> str | None:
+    def _compute_device(self) -> str | None:
         """See the base class."""
         return self.device or default_device(self.runtime)
 
@@ -606,7 +604,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     # Its model.
 
-    def set_up(self, model: Model | None) -> Model:
+    def _set_up(self, model: Model | None) -> Model:
         """See the base class."""
         arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
         if model is None or model.weight_arguments != arguments:
@@ -625,7 +623,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if isinstance(backbone, ExternalScorer):
             encoder, warning = ExternalEncoder, backbone.warning()
             if warning is not None:
-                self.warn_once(warning, TruncationWarning)
+                self._warn_once(warning, TruncationWarning)
         else:
             backbone = self.load_backbone()
         values = self.weight_arguments()
@@ -658,13 +656,13 @@ class CrossEncoder(Reranker, pt.Estimator):
                 f"as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and "
                 f"others start trained)."
             )
-            self.warn_once(message, UntrainedWarning)
+            self._warn_once(message, UntrainedWarning)
         if self.score_cache is None or self.explain or self._validating:
             try:
                 return super().score(queries, texts, bar)
             except BackendError as error:
-                if self.score_cache is None:
-                    error.args = (f"{error}. A file as score_cache= would have kept what was scored before",)
+                if self.score_cache is None and not self.explain:
+                    error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
                 raise
         identity = self.describe()
         class_names = own_code_in(identity)
@@ -673,7 +671,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 f"score_cache={str(self.score_cache)!r} is not used: its scores may come from other code of "
                 f"{', '.join(class_names)}. Leave score_cache out. {VOUCH}."
             )
-            self.warn_once(message, UserWarning)
+            self._warn_once(message, UserWarning)
             return super().score(queries, texts, bar)
         identity["cut by"] = [
             model.settings.windows_argument,

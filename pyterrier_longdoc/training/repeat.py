@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import blake2b
-from numbers import Real
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -16,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import arguments_of, check_seeds
+from ..common.arguments import arguments_of, check_arguments, check_seeds
 from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented, described
 from ..common.progress import counting
@@ -107,8 +105,7 @@ def k_fold_fit(
     folds: Sequence[Sequence[str]],
     *,
     training_run: pd.DataFrame | None = None,
-    validation: str | float | None = None,
-    seed: int = 42,
+    validation: str | None = None,
     folder: str | Path | None = None,
     executor: Any = None,
     verbose: bool = False,
@@ -125,9 +122,7 @@ def k_fold_fit(
         qrels: `qid, docno, label`.
         folds: a list of qids for each fold; each of the run's queries is in exactly one.
         training_run: candidates to train on, e.g. `add_judged(run, ...)`; None for those of `run`.
-        validation: queries to choose the best weights by, which are not trained on: `"next fold"`, or a share of the
-            training queries, e.g. 0.1; None trains on all.
-        seed: decides about that share.
+        validation: queries to choose the best weights by, which are not trained on: `"next fold"`; None trains on all.
         folder: for models and runs. A second call with the same arguments continues after an interruption: finished
             folds are read, and the fold under way continues.
         executor: a `RayExecutor`: each of its workers trains one fold at a time. Workers on other machines must see the
@@ -142,6 +137,7 @@ def k_fold_fit(
         ValueError: if a query is not in exactly one fold, or the folder holds other models.
     """
     check_columns(run, ("qid", "query", "docno"), "the candidates")
+    check_arguments("str", choices=(None, NEXT_FOLD), validation=validation)
     run = run.reset_index(drop=True).assign(qid=as_strings(run["qid"]).tolist())
     train_on = run if training_run is None else training_run.assign(qid=as_strings(training_run["qid"]).tolist())
     qrels = qrels.assign(qid=as_strings(qrels["qid"]))
@@ -155,8 +151,7 @@ def k_fold_fit(
     def fits() -> Iterator[_Fit]:
         for index, part in enumerate(parts):
             others = [qid for qid in qids if qid not in part]
-            next_fold = parts[(index + 1) % len(parts)] & set(others)
-            validation_qids = _validation_qids(others, next_fold, qrels, validation, f"{seed}:validation:{index}")
+            validation_qids = parts[(index + 1) % len(parts)] & set(others) if validation == NEXT_FOLD else set()
             train = set(others) - validation_qids
             data = TrainingData(_of(train_on, train), _of(qrels, train))
             if validation_qids:
@@ -170,26 +165,6 @@ def k_fold_fit(
 
 def _of(frame: pd.DataFrame, qids: Iterable[str]) -> pd.DataFrame:
     return frame[frame["qid"].isin(set(qids))]
-
-
-def _validation_qids(
-    qids: Sequence[str], next_fold: set[str], qrels: pd.DataFrame, validation: str | float | None, seed: str
-) -> set[str]:
-    """Return the queries of a fold's training that are validated on instead."""
-    if validation is None:
-        return set()
-    if validation == NEXT_FOLD:
-        validation_qids, pool = next_fold, list(qids)
-    elif isinstance(validation, Real) and 0 < validation < 1:
-        judged = set(qrels["qid"])
-        pool = [qid for qid in qids if qid in judged]
-        validation_qids = set(Random(seed).sample(pool, max(1, round(float(validation) * len(pool)))))
-    else:
-        validation_qids, pool = set(), []
-    if not validation_qids or len(validation_qids) >= len(pool):
-        rule = f"{NEXT_FOLD!r} or a share between 0 and 1, and leave queries for training and for validation"
-        raise ValueError(f"validation={validation!r} must be {rule}")
-    return validation_qids
 
 
 class _Fit(NamedTuple):

@@ -120,7 +120,7 @@ def test_all_heads_pass(name, results):
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["FirstP", "BiEncoder-max", "LateIR"], ["FirstP", "BiEncoder-max", "LateIR", "MORESPlus"])
+    "name", slow_but(["FirstP", "BiEncoder-max", "LateIR"], ["FirstP", "BiEncoder-max", "LateIR", "MaxSim"])
 )
 def test_a_backbone_that_looks_at_its_padding_is_found(name, results, blind, tmp_path):
     """Without an attention mask scores depend on the batch; what is remembered, or in a score cache, hides nothing."""

@@ -171,7 +171,7 @@ def sentence(finding: Finding, p: float, interval: tuple[float, float], outcome:
 
 
 def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str, Any]) -> str:
-    """Return the page in reStructuredText."""
+    """Return the page in reStructuredText: what supports the verdicts; everything else is in the tables as CSV."""
     verdicts, collections = tables["findings"], tables["collections"]
     parts = [
         ".. default-role:: code\n\nNatural positions\n=================",
@@ -180,47 +180,54 @@ def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str
         MADE_ON.format_map(settings),
         _titled("Does what the papers say hold?", "-", VERDICTS_NOTE),
         csv_table(_summary(verdicts, collections)),
-        *(_sentences(rows, CLAIMS[claim]) for claim, rows in verdicts.groupby("claim", sort=False)),
-        _titled("The models", "-", csv_table(tables["models"].astype(object).fillna("no sum").map(_text))),
-        _titled("The collections", "-", csv_table(collections.map(_text))),
+        _titled("The differences behind the verdicts", "-", DIFFERENCES_NOTE),
+        *map(csv_table, _differences(verdicts)),
+        _titled("The collections", "-", csv_table(collections.drop(columns=FIFTHS).map(_text))),
+        *_little_left(collections),
+        _titled("Means by group", "-", MEANS_NOTE),
     ]
     for name in collections["collection"]:
-        parts.append(_titled(name, "-", f"{COLLECTIONS.get(name, (NATURAL, ''))[1]}".strip().capitalize() + "."))
-        own = {title: frame[frame["collection"] == name] for title, frame in tables.items() if "collection" in frame}
-        for (task, measure), rows in own["positions"].groupby(["task", "measure"], sort=False):
-            parts.append(_titled(f"{measure}, {task}", "~", csv_table(_by_group(rows))))
-            parts += _little_left(rows) if measure == "nDCG@10" else []
-        parts.append(_titled("Evidence", "~", csv_table(_evidence(own["evidence"], own["evidence tests"]))))
-        parts.append(_titled("Costs", "~", csv_table(own["costs"].drop(columns="collection").map(_text))))
-    return "\n\n".join(parts) + "\n"
+        said = f"{name}: {COLLECTIONS.get(name, (NATURAL, ''))[1]}".removesuffix(": ") + "."
+        own = tables["positions"][tables["positions"]["collection"] == name]
+        parts.append(f"{said}\n\n{csv_table(_by_group(own, list(tables['models']['model'])))}")
+    parts.append(_titled("Evidence", "-", EVIDENCE_NOTE))
+    parts.append(csv_table(_evidence(tables["evidence"], tables["evidence tests"])))
+    return "\n\n".join([*parts, SEE_ALSO]) + "\n"
 
 
 METHOD = """\
-Questions about documents as they are: nobody moved a passage for them. BM25's best {depth} documents of the whole
-collection are reranked, and, where BM25 finds the right document nearly always the harder task, its best {depth}
-passages of all documents. A passage stands alone: its place in the document can make no difference but by how hard
-the questions are. FirstP reads the first window, the bi-encoder all windows, the others {read}. A sum adds BM25's
-score with the weight in the table of models. Questions are those of the {split} split that BM25 can find without
-their document; of these {sample}. Tests and intervals take them as independent, though many are about the same
-document: "documents asked about" says of how few.
+How the packaged models do where nobody moved a passage: questions about documents as they are. BM25's best {depth}
+documents of the whole collection are reranked, and its best {depth} passages of all documents. A passage stands alone,
+so that no window cuts it off. FirstP reads the first window, the bi-encoder all windows, the others {read}. Questions
+are those of the {split} split that BM25 can find without their document; of these {sample}. A question is *in the
+window* if FirstP reads a part of its gold text, else *behind the window*."""
 
-A question belongs to the fifth of the document in which the middle of its gold text stands, and is *in the window*
-if FirstP reads a part of the gold text, else *behind the window*; gold text longer than half of its document has no
-place. Cells: mean, 95 % interval over questions (bootstrap), and a significant difference from FirstP (``*``) or
-BM25 (``+``): paired t-test, alpha 0.05, by Holm's method over all systems and columns of a table. Evidence@k: one of
-the k best windows of the right document, all of which were read, holds gold text. The first and BM25's best windows
-are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's method over the models and three choices
-of windows."""
-
-MADE_ON = "on {processor}, threads: {threads}, precision: {dtype}, beside other work, so that seconds say little."
+MADE_ON = """\
+on {processor}, threads: {threads}, precision: {dtype}. It also writes, as CSV, RR, intervals, sums with BM25, fifths of
+documents and costs."""
 
 VERDICTS_NOTE = """\
-The claims are those of Boytsov et al. 2022 and 2025, but for the control.
+The claims are those of Boytsov et al. 2022 and 2025, but for the fourth, a control. *Seen*: the difference lies
+significantly where the claim has it; *not reached*: significantly elsewhere; *not seen*: neither, and an effect as
+large as the papers' is excluded; *undecided*: both are possible. A claim is no better than its worst finding. Gold text
+stands where authors put it (*natural*), or evenly because of how questions were asked (*controlled*)."""
 
-*seen*: the difference lies significantly where the claim has it; *not reached*: significantly elsewhere, by models of
-one training; *not seen*: neither, and an effect as large as the papers' is excluded; *undecided*: both are possible.
-P-values are those of no difference, intervals of the level at which the claim is tested; Holm's method corrects for
-all findings of a claim. A claim is no better than its worst finding. Differences are in nDCG@10 of documents."""
+DIFFERENCES_NOTE = """\
+By the number of the claim: differences in ``nDCG@10`` of documents (of passages in the control; in 1 the share above a
+fifth), with the interval at which the claim is tested by Holm's method. Losses (2 to 4) are those from questions in
+the window to questions behind it, beside BM25's, which tells how hard the questions are. Questions count as
+independent, though many are about the same document."""
+
+MEANS_NOTE = """\
+``nDCG@10``. A significant difference from FirstP is marked ``*``, from BM25 ``+``: paired t-test, alpha 0.05, by Holm's
+method over all systems and groups of questions, also those that are not shown."""
+
+EVIDENCE_NOTE = """\
+The share of questions of which one of the k best windows of the right document, all of which were read, holds gold
+text. The first and BM25's best windows are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's
+method."""
+
+SEE_ALSO = ".. seealso:: :doc:`positions`, :doc:`replication`"
 
 
 def _titled(title: str, line: str, text: str) -> str:
@@ -231,50 +238,62 @@ def _summary(verdicts: pd.DataFrame, collections: pd.DataFrame) -> pd.DataFrame:
     kind = dict(zip(collections["collection"], collections["positions"], strict=True))
     kinds = verdicts["collection"].map(kind)
     rows = [
-        {"claim": said}
+        {"": number, "claim": said}
         | {
             k: weakest(verdicts.loc[(verdicts["claim"] == claim) & (kinds == k), "verdict"])
             for k in (NATURAL, CONTROLLED)
         }
-        for claim, said in CLAIMS.items()
+        for number, (claim, said) in enumerate(CLAIMS.items(), 1)
     ]
     return pd.DataFrame(rows)
 
 
-def _sentences(rows: pd.DataFrame, said: str) -> str:
-    return "\n".join(
-        [f"*{said}*", "", *(f"- {name}: {text}" for name, text in rows[["collection", "sentence"]].to_numpy())]
-    )
+def _differences(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return differences, intervals and verdicts of claims about one system, then those of claims about several."""
+    numbers = zip(rows["difference"], rows["low"], rows["high"], rows["verdict"], strict=True)
+    cells = [f"{difference:+.3f} [{low:+.3f}, {high:+.3f}] {outcome}" for difference, low, high, outcome in numbers]
+    number = {claim: str(n) for n, claim in enumerate(CLAIMS, 1)}
+    named = rows.assign(cell=cells, claim=rows["claim"].map(number), system=rows["system"].replace("", "all questions"))
+    alone = named.groupby("claim")["system"].transform("nunique") == 1
+    one = named[alone].assign(column=named["claim"] + ", " + named["system"])
+    tables = [one.pivot(index="collection", columns="column", values="cell").loc[one["collection"].unique()]]
+    several = named[~alone]
+    wide = several.pivot(index=["claim", "collection"], columns="system", values="cell")
+    order = list(dict.fromkeys(zip(several["claim"], several["collection"], strict=True)))
+    tables.append(wide.loc[order, several["system"].unique()])
+    return [table.fillna("").rename_axis(None, axis=1).reset_index() for table in tables]
 
 
-def _little_left(rows: pd.DataFrame) -> list[str]:
-    """Return a paragraph if BM25 leaves little to gain."""
-    mean = rows.loc[(rows["name"] == "BM25") & (rows["group"] == "all"), "mean"].iloc[0]
-    harder = "the passages below are harder" if rows["task"].iloc[0] == "documents" else "the evidence below tells more"
-    return [f"BM25 alone has {mean:.2f}, so that little is left to gain; {harder}."] if mean > MOST else []
+def _little_left(collections: pd.DataFrame) -> list[str]:
+    """Return a paragraph if BM25 leaves little to gain on a collection's documents."""
+    names = collections.loc[collections["BM25, documents"] > MOST, "collection"]
+    return [f"BM25 leaves little to gain on the documents of {' and '.join(names)}."] if len(names) else []
 
 
-def _by_group(rows: pd.DataFrame) -> pd.DataFrame:
-    cell = rows["mean"].map("{:.3f}".format) + rows["low"].map(" [{:.2f}, ".format) + rows["high"].map("{:.2f}]".format)
-    marks = np.where(rows["p against FirstP"] < ALPHA, " \\*", "") + np.where(rows["p against BM25"] < ALPHA, " +", "")
-    sizes = rows["group"] + rows["queries"].map(" ({})".format)
-    wide = rows.assign(cell=cell + marks, column=sizes).pivot(index="name", columns="column", values="cell")
-    order = [next(c for c in wide.columns if c.rpartition(" (")[0] == g) for g in GROUPS if g in set(rows["group"])]
-    return wide.loc[rows["name"].drop_duplicates(), order].rename_axis(None, axis=1).reset_index(names="system")
+def _by_group(rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Return nDCG@10 of BM25 and of each model, of documents and of passages, by whether FirstP reads the text."""
+    rows = rows[(rows["measure"] == "nDCG@10") & rows["group"].isin(["all", IN, BEHIND])]
+    marks = np.where(rows["p against FirstP"] < ALPHA, "\\*", "") + np.where(rows["p against BM25"] < ALPHA, "+", "")
+    cell = rows["mean"].map("{:.3f}".format) + np.where(marks == "", "", " ") + marks
+    short = rows["group"].str.removesuffix(" the window")
+    columns = rows["task"] + ", " + short + rows["queries"].map(" ({})".format)
+    wide = rows.assign(cell=cell, column=columns).pivot(index="name", columns="column", values="cell")
+    order = [column for task in rows["task"].unique() for column in columns[rows["task"] == task].unique()]
+    return wide.loc[["BM25", *models], order].rename_axis(None, axis=1).reset_index(names="system")
 
 
 def _evidence(rows: pd.DataFrame, tests: pd.DataFrame) -> pd.DataFrame:
     better = tests[(tests["reference"] == "BM25's best windows") & tests["reject"].astype(bool)]
-    marked = set(zip(better["name"], better["measure"], strict=True))
-    cell = rows["mean"].map("{:.3f}".format) + rows["low"].map(" [{:.2f}, ".format) + rows["high"].map("{:.2f}]".format)
+    marked = set(zip(better["collection"], better["name"], better["measure"], strict=True))
+    rows = rows[rows["group"] == "all"]
     stars = [
-        " \\*" if column == "all" and (name, f"evidence@{k}") in marked else ""
-        for name, k, column in rows[["system", "k", "group"]].to_numpy()
+        " \\*" if (collection, name, f"evidence@{k}") in marked else ""
+        for collection, name, k in rows[["collection", "system", "k"]].to_numpy()
     ]
-    wide = rows.assign(cell=cell + stars).pivot(index=["k", "system"], columns="group", values="cell")
+    cell = rows["mean"].map("{:.3f}".format) + stars
+    wide = rows.assign(cell=cell).pivot(index=["k", "system"], columns="collection", values="cell")
     order = list(dict.fromkeys(zip(rows["k"], rows["system"], strict=True)))
-    columns = [group for group in GROUPS if group in wide.columns]
-    return wide.loc[order, columns].fillna("").rename_axis(None, axis=1).reset_index()
+    return wide.loc[order, rows["collection"].unique()].fillna("").rename_axis(None, axis=1).reset_index()
 
 
 def _text(value: Any) -> str:

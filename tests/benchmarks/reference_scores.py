@@ -148,7 +148,6 @@ for name, make in {
     "PARADE pretrained": minilm(ld.PARADE, **TRANSFORMER, aggregator=ENCODER),
     "PARADE query states": minilm(ld.PARADE, **TRANSFORMER, aggregator=ENCODER, query_states=True),
     "LateIR": minilm(ld.LateIR, interaction=ENCODER, aggregator=ENCODER),
-    "MORESPlus": lambda: ld.MORESPlus(tiny.bart(), **SMALL, stride=40),
     "CEDR knrm": minilm(ld.CEDR, aggregation="knrm"),
     "CEDR knrm explained": minilm(ld.CEDR, aggregation="knrm", explain=True),
     "CEDR pacrr": minilm(ld.CEDR, aggregation="pacrr"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from .natural_page import BEHIND, FIFTHS, IN, fifth, findings, groups_of, with_verdicts
+import pyterrier_longdoc as ld
+
+from .natural_page import BEHIND, COLLECTIONS, FIFTHS, IN, fifth, findings, groups_of, page, with_verdicts
 from .replication.verdict import NOT_REACHED, SEEN
 
 QIDS = [f"q{number}" for number in range(200)]
@@ -80,3 +86,47 @@ def test_of_few_questions_nothing_is_said():
     values = figures(0.3, 0.0)
     assert findings("stories", values, values, NO_FIFTHS | {IN: QIDS[:9], BEHIND: QIDS[100:109]}) == []
     assert list(table(values, NO_FIFTHS | {IN: QIDS[:100], BEHIND: QIDS[100:109]}).index) == [("little", "MaxP")]
+
+
+def made_up_page() -> str:
+    """The page of figures that nobody measured, with all collections and systems."""
+    long, systems = ["MaxP", "PARADE attn", "PARADE transformer", "BiEncoder"], ["BM25", "FirstP"]
+    values = figures(0.3, 0.0)
+    values = values[["BM25", "FirstP"]].join(pd.DataFrame(dict.fromkeys(long, values["MaxP"])))
+    systems += long
+    collections = pd.DataFrame([{"collection": name, "positions": kind} for name, (kind, _) in COLLECTIONS.items()])
+    collections = collections.assign(documents=278, words=1916, questions=200, of=852)
+    collections = collections.assign(**{"documents asked about": 21}, **{name: len(PLACES[name]) for name in PLACES})
+    collections = collections.assign(**{"BM25, documents": [0.858, 0.912, 0.886, 0.912], "BM25, passages": 0.684})
+    sizes = [("all", 200), *((name, len(PLACES[name])) for name in PLACES)]
+    cases = product(COLLECTIONS, ("documents", "passages"), ("nDCG@10", "RR"), sizes, systems)
+    rows = [(name, task, measure, *group, system, 0.5) for name, task, measure, group, system in cases]
+    positions = pd.DataFrame(rows, columns=["collection", "task", "measure", "group", "queries", "name", "mean"])
+    reference = "BM25's best windows"
+    rows = [(*row, 0.25) for row in product(COLLECTIONS, (1, 3), [*long, "first windows", "random windows", reference])]
+    evidence = pd.DataFrame(rows, columns=["collection", "k", "system", "mean"])
+    tests = pd.DataFrame({"collection": ["squad"], "name": "MaxP", "measure": "evidence@3", "reference": reference})
+    tables = {
+        "findings": with_verdicts(each for name in COLLECTIONS for each in findings(name, values, values, PLACES)),
+        "models": pd.DataFrame({"model": systems[1:]}),
+        "collections": collections,
+        "positions": positions.assign(**{"p against FirstP": 0.01, "p against BM25": 0.5}),
+        "evidence": evidence.assign(group="all"),
+        "evidence tests": tests.assign(reject=True),
+    }
+    settings = {"depth": 20, "split": "test", "read": "all windows", "sample": "all", "dtype": "float32"}
+    return page(tables, "python", settings | {"processor": "a CPU", "threads": 1})
+
+
+def form(text: str) -> list[str]:
+    """Titles, claims, and heads of tables without the sizes of groups."""
+    tables = re.findall(r':header-rows: 1\n\n    (".*")\n', text)
+    titles = re.findall(r"^(.+)\n(?:---+|===+)$", text, re.MULTILINE)
+    return titles + re.findall(r"^\*.*\*$", text, re.MULTILINE) + [re.sub(r" \(\d+\)", "", head) for head in tables]
+
+
+def test_the_page_has_the_form_that_is_printed():
+    shown = (Path(ld.__file__).parent / "pt_docs" / "natural-positions.rst").read_text(encoding="utf-8")
+    assert form(made_up_page()) == form(shown)
+    assert '"3","MaxP","0.250","0.250","0.250 \\*","0.250"' in made_up_page()
+    assert "little to gain on the documents of medquad and newwiki" in made_up_page()

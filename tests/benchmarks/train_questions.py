@@ -2,6 +2,7 @@
 
     python tests/benchmarks/train_questions.py prepare COLLECTIONS FOLDER
     python tests/benchmarks/train_questions.py train FOLDER --round 1 --start DOCSTRINGS/maxp --steps 1100
+    python tests/benchmarks/train_questions.py train FOLDER --steps 1100    # a MaxSim, into FOLDER/maxsim
     python tests/benchmarks/train_questions.py mine FOLDER FOLDER/round1 mined
     python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --steps 400 \
         --examples mined.jsonl.gz
@@ -37,7 +38,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -473,23 +474,32 @@ def reader(training: ld.TrainingArgs | None, start: str) -> ld.MaxP:
     return model
 
 
+def late_reader(training: ld.TrainingArgs) -> ld.MaxSim:
+    """Return a model for late interaction with a random projection, which reads a passage as one window."""
+    fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
+    rates = {"encoder.": 5e-5, "encoder.representation.": 5e-4}
+    training = replace(training, learning_rates={**training.learning_rates, **rates})
+    return ld.MaxSim(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **fields)
+
+
 def train(folder: Path, args: argparse.Namespace) -> None:
     """Train one round, or go on with it."""
-    target = folder / f"round{args.round}"
+    title = "maxsim" if args.start is None else f"round{args.round}"
+    target = folder / title
     examples = pd.concat([read_examples(folder / "data" / name) for name in args.examples], ignore_index=True)
     examples = examples.astype({"title": object, "text": object})  # of joined columns pandas copies all to take a few
     if (target / "config.json").is_file():
         print(f"{target} is there already")
         return
-    training = recipe(folder / f"state/round{args.round}", args.steps, seed=args.round, dtype=args.dtype)
-    model = reader(training, args.start)
+    training = recipe(folder / "state" / title, args.steps, seed=args.round, dtype=args.dtype)
+    model = late_reader(training) if args.start is None else reader(training, args.start)
     model.verbose = True
     # On a CPU sdpa is slow backwards.
     use_attention(model.model.encoder.backbone, args.attention)
     begin = time.perf_counter()
     model.fit(examples.drop(columns="label"), examples.loc[examples["label"] > 0, ["qid", "docno", "label"]])
     model.save(target)
-    print(f"\nround {args.round}: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string()}")
+    print(f"\n{title}: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string()}")
 
 
 def main() -> None:
@@ -502,7 +512,7 @@ def main() -> None:
     second.add_argument("folder", type=Path)
     second.add_argument("--round", type=int, default=1)
     second.add_argument("--steps", type=int, required=True)
-    second.add_argument("--start", required=True, help="a model on the same encoder")
+    second.add_argument("--start", help="a model on the same encoder; without it a fresh MaxSim")
     second.add_argument("--examples", nargs="+", default=["train.jsonl.gz"])
     second.add_argument("--dtype", default="bfloat16")
     second.add_argument("--attention", default="eager")

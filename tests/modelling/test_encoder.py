@@ -138,10 +138,12 @@ def cells(monkeypatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "MORESPlus"])
-def test_one_long_sentence_does_not_make_all_windows_long(name, cells, monkeypatch):
-    words, size = tiny.WORDS, None if name.startswith("Bi") else 150
-    model = make(name, windows=ld.SentenceWindows(max_sentences=1), window_size=size, stride=100)
+@pytest.mark.parametrize(
+    ("name", "size", "stride"), [("MaxP", 150, 100), ("BiEncoder-max", None, 100), ("MaxSim", None, None)]
+)
+def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride, cells, monkeypatch):
+    words = tiny.WORDS
+    model = make(name, windows=ld.SentenceWindows(max_sentences=1), window_size=size, stride=stride)
     short = " ".join(f"{words[i % 47]} {words[i // 47]}." for i in range(90))
     text = short + " " + " ".join(words[:40]) + ". " + short.replace(".", " cat.")
     frame = tiny.frame(["old dog"], [text, "a cat."])

@@ -28,6 +28,7 @@ TRANSFORMERS = {"parade-transformer", "parade-transformer-query"}
 # Exceptions, and why.
 ORDERED = {"firstp", *TRANSFORMERS, "cedr-pacrr"}  # the order of the windows matters
 NEEDS_TRAINING = {*TRANSFORMERS, "cedr-pacrr", "cedr-drmm", "model1", "tkl"}
+WITHOUT_WEIGHTS = {"maxsim"}
 SHIFTS = ("attention.bias", "key.bias")  # added to all logits of a softmax, which does not change with it
 NORMED_AWAY = ("salience.weight",)  # TKL, as published: of two numbers a layer norm leaves which is the larger
 
@@ -153,6 +154,9 @@ def test_gradients_reach_every_parameter(name, initial):
     # Also where attention starts at zero: its gradient does not vanish there.
     torch.manual_seed(0)
     head = build_head(name, H, channels=CHANNELS).eval() if initial else make(name)
+    if name in WITHOUT_WEIGHTS:
+        assert not list(head.parameters())
+        return
     # Some parameters work on token states, before the matches.
     (head(encoded()).square().sum() + matching(head).square().sum()).backward()
     sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
@@ -331,6 +335,10 @@ def start(width=H, final=True):
 
 def test_warm_start_takes_over_the_final_layer(name):
     head, warm = make(name), start()
+    if name in WITHOUT_WEIGHTS:
+        assert not head.warm_start(warm)
+        assert head.warm_start(replace(warm, compares_tokens=True))
+        return
     before = head.final.weight.clone()
     for nothing_to_take_over in (start(final=False), start(width=H + 8)):
         assert not head.warm_start(nothing_to_take_over)
@@ -352,6 +360,7 @@ OTHER_VALUES = {
     **{(name, "special_vectors"): "random" for name in TRANSFORMERS},
     **{(name, "attention_heads"): 2 for name in TRANSFORMERS},
     ("kmaxp", "weights"): [1.0, 0.5, 0.2],
+    ("maxsim", "aggregation"): "max",
     ("model1", "self_translation"): 0.3,
 }
 

@@ -42,7 +42,6 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
         (lambda: ld.FirstP(layout="shared", preselect=ld.KeyBlocks(ld.BM25Windows(2))), "preselect"),
         (lambda: ld.FirstP(layout="shared", text_field=("title", "text"), repeat="title"), "repeat"),
         (lambda: ld.LateIR(**ONE), "layout='shared'"),
-        (lambda: ld.MORESPlus(**ONE), "layout='shared'"),
     ],
 )
 def test_what_does_not_go_together(make_bad, name):

@@ -181,7 +181,12 @@ LONGEST, FIRST_TWO, SHARED = "the longest input of the backbone", "preselect=Fir
         ({"windows": Truncate(20), "windows_argument": "window_size"}, "a", text_of(95), {"window_size=20": 75}),
         ({"windows": HALVES, "windows_argument": f"windows={HALVES!r}"}, "a", text_of(95), {f"windows={HALVES!r}": 55}),
         ({"windows": WholeText()}, "a", text_of(200), {LONGEST: 200 - (128 - 3 - 8)}),
-        ({"max_query_len": None}, text_of(110), text_of(9), {f"{LONGEST}, which takes 105": 5}),
+        (
+            {"max_query_len": None},
+            text_of(110),
+            text_of(9),
+            {"the longest query of the checkpoint, which takes 105": 5},
+        ),
         ({"preselect": FirstK(2)}, "a", text_of(95), {FIRST_TWO: 65}),
         ({"preselect": FirstK(2), "max_doc_len": 40}, "a", text_of(95), {"max_doc_len=40": 55, FIRST_TWO: 10}),
         ({"repeat_tokens": 3}, "a", TITLED, {"repeat_tokens=3": 4}),

@@ -45,9 +45,9 @@ def test_tied_weights_stay_tied():
     assert before != model[0].weight.data_ptr()
 
 
-@pytest.mark.parametrize("name", ["MaxP", "LateIR", "MORESPlus", *BI_ENCODERS])
+@pytest.mark.parametrize("name", ["MaxP", "LateIR", *BI_ENCODERS])
 def test_a_file_that_is_overwritten_changes_no_loaded_model(name, tmp_path):
-    backbone = tiny.bart() if name == "MORESPlus" else tiny.encoder(None if name in BI_ENCODERS else 1)
+    backbone = tiny.encoder(None if name in BI_ENCODERS else 1)
     folder = shutil.copytree(backbone, tmp_path / "checkpoint")
     model = make(name, str(folder), device="cpu")
     model(tiny.results().assign(query="another", text="a"))  # loads it

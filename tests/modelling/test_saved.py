@@ -333,7 +333,7 @@ def test_the_same_seed_gives_the_same_random_layers():
     assert not torch.isclose(first, other).any()
 
 
-@pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
 def test_start_from(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
@@ -426,7 +426,7 @@ def test_compress_holds_what_has_changed():
 @pytest.mark.parametrize(
     # TKL has no pre-trained layers, but for a table of words.
     "name",
-    slow_but(REPRESENTATIVE, [name for name in CROSS_ENCODERS if name not in ("MORESPlus", "LateIR", "TKL")]),
+    slow_but(REPRESENTATIVE, [name for name in CROSS_ENCODERS if name not in ("LateIR", "MaxSim", "TKL")]),
 )
 def test_saved_as_a_difference(name, results, tmp_path):
     model = make(name, training=LORA).fit(results, QRELS)

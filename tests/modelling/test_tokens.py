@@ -21,7 +21,7 @@ from pyterrier_longdoc.modelling.tokens import ENTRY_BYTES, TokenCache, tokenize
 from pyterrier_longdoc.modelling.words import Words
 
 from ..support import tiny
-from ..support.systems import QUIET, REPRESENTATIVE, make, scores, slow_but
+from ..support.systems import QUIET, REPRESENTATIVE, make, scores
 
 pytestmark = QUIET
 TEXTS = ["the cat and the dog", "", "snow in the city", "the cat and the dog", "Rain, 1999"]
@@ -73,7 +73,7 @@ def test_blocks(rows, characters, pairs):
     assert lengths == sorted(lengths, reverse=True)
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, (*REPRESENTATIVE, "MORESPlus")))
+@pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_every_text_once_over_two_transforms(name, results, seen):
     model = make(name)
     forget_embeddings()  # bi-encoders of one backbone remember together

@@ -249,3 +249,8 @@ def test_no_query_exceeds_its_budget_and_nothing_is_made_up(texts, tokens, seed,
     for text, old, spans in zip(out["text"], texts, out["evidence_spans"], strict=True):
         assert text == " [...] ".join(old[a:b].strip() for a, b in spans)
         assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_contradictory_limits_are_refused():
+    with pytest.raises(ValueError, match="at_least=200 must be at most at_most=100"):
+        ld.Evidence(300, at_least=200, at_most=100)

@@ -102,7 +102,6 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"template": "plain"}, "template"),
         ({"interaction": None}, "interact"),
     ],
-    ld.MORESPlus: [({"pooling": "cls"}, "pooling"), ({"template": "plain"}, "template")],
     ld.NeuralModel1: [
         ({"pooling": "cls"}, "pooling"),
         *(
@@ -183,7 +182,8 @@ def test_every_reranker_is_tried_here():
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
 def test_apply_attributes_keeps_weights(name):
     model = make(name)
-    weights = model.model.head.final.weight
+    parts = model.model
+    weights = parts.encoder.representation[0].linear.weight if name == "MaxSim" else parts.head.final.weight
     weights.data.mul_(-3.0)
     clone = changed(model, batch_size=3)
     assert (clone.batch_size, model.batch_size) == (3, 64)
@@ -349,6 +349,7 @@ def test_what_stands_nearest_to_a_class_describes_an_argument():
         ),
         (lambda: ld.TrainingArgs(lr=1e-5), "TrainingArgs has no argument 'lr'; did you mean learning_rates=...?"),
         (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
+        (lambda: ld.TrainingArgs(epoch=3), "TrainingArgs has no argument 'epoch'; did you mean epochs=...?"),
         (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean size=...?"),
         (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean top_k=...?"),
     ],
@@ -356,3 +357,32 @@ def test_what_stands_nearest_to_a_class_describes_an_argument():
 def test_a_misspelt_argument_names_the_nearest(make_it, message):
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         make_it()
+
+
+def test_classes_with_an_init_of_their_own_take_what_it_takes():
+    class Mine(ld.MaxP):
+        def __init__(self, *, url):
+            super().__init__(url)
+
+    assert Mine(url="some/model").backbone == "some/model"
+
+
+def test_docstrings_of_users_classes_are_kept():
+    @dataclass(eq=False, repr=False)
+    class Undocumented(ld.MaxP):
+        pass
+
+    @dataclass(eq=False, repr=False)
+    class Typed(ld.MaxP):
+        """Mine.
+
+        Args:
+            share (float): of something.
+            one, two: others.
+        """
+
+        share: float = ld.argument(0.5, role="head")
+
+    assert "score = max_w" in Undocumented.__doc__
+    assert Typed.__doc__.startswith("Mine.\n\nArgs:\n    share (float): of something.\n    one, two: others.\n")
+    assert "    stride: tokens from" in Typed.__doc__

@@ -123,7 +123,7 @@ def test_broken_replies_are_asked_for_again_and_never_a_score(kind, form):
     with serving(fault[0], about=form.about) as server, pytest.raises(BackendError, match=fault[1]) as caught:
         maxp(server, form, max_retries=1)(frame)
     assert f"asked at {server.url}{form.path}: " in str(caught.value)
-    assert str(caught.value).endswith("A file as score_cache= would have kept what was scored before")
+    assert str(caught.value).endswith("score_cache=FILE (and the server's model=) keeps what is scored before")
     assert len(server.requests) == 2
 
 

@@ -52,23 +52,6 @@ def bert(model, x, segments):
     return x[0]
 
 
-def bart(part, words, ids, memory=None):
-    """All states of BART's encoder, or of its decoder over a memory, where every token of the ids sees every other."""
-
-    def attend(module, x, seen):
-        q, k, v = linear(x, module.q_proj), linear(seen, module.k_proj), linear(seen, module.v_proj)
-        return linear(attention(q, k, v, module.num_heads), module.out_proj)
-
-    positions = array(part.embed_positions.weight)[np.arange(len(ids)) + 2]
-    x = layer_norm(array(words)[ids] + positions, part.layernorm_embedding)
-    for layer in part.layers:
-        x = layer_norm(x + attend(layer.self_attn, x, x), layer.self_attn_layer_norm)
-        if memory is not None:
-            x = layer_norm(x + attend(layer.encoder_attn, x, memory), layer.encoder_attn_layer_norm)
-        x = layer_norm(x + linear(gelu(linear(x, layer.fc1)), layer.fc2), layer.final_layer_norm)
-    return x
-
-
 def embedding(name: str, text: str, *, pooling: str = "mean", step: int = 1) -> np.ndarray:
     """A text's embedding by the Hugging Face classes, with positions that are `step` apart."""
     tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()

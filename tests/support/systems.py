@@ -36,7 +36,7 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "PARADE-pretrained": (ld.PARADE, {"aggregation": "transformer", "aggregator": tiny.aggregator, **SLIDING}),
     "PARADE-query": (ld.PARADE, {"aggregation": "transformer", "query_states": True, **SLIDING}),
     "LateIR": (ld.LateIR, {"interaction": tiny.aggregator, "aggregator": tiny.aggregator, **SLIDING}),
-    "MORESPlus": (ld.MORESPlus, SLIDING),
+    "MaxSim": (ld.MaxSim, SLIDING),
     "CEDR-knrm": (ld.CEDR, CHUNKS),
     "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr", **CHUNKS}),
     "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm", **CHUNKS}),
@@ -51,15 +51,15 @@ BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
 SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 
 UNTRAINED = (
-    "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MORESPlus", "CEDR-pacrr", "CEDR-drmm",
-    "NeuralModel1", "TKL",
+    "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MaxSim", "CEDR-pacrr",
+    "CEDR-drmm", "NeuralModel1", "TKL",
 )  # fmt: skip
 """Systems that need training whatever the backbone."""
 
 AGGREGATING = ("PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR")
 """Systems whose aggregator limits the number of windows."""
 
-REMEMBERING = ("LateIR", "MORESPlus", *BI_ENCODERS)
+REMEMBERING = ("LateIR", "MaxSim", *BI_ENCODERS)
 """Systems that remember what they have encoded."""
 
 
@@ -80,8 +80,6 @@ def make(name: str, backbone: Any = None, **changes: Any) -> Any:
     """A new transformer of a kind, over a checkpoint that suits it; checkpoints are made when they are first needed."""
     cls, arguments = SYSTEMS[name]
     arguments = {key: value() if callable(value) else value for key, value in arguments.items()}
-    if name == "MORESPlus":
-        backbone = tiny.bart()
     return cls(backbone or tiny.encoder(None if name in BI_ENCODERS else 1), **{**arguments, **changes})
 
 

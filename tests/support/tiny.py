@@ -20,7 +20,6 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BartConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -143,26 +142,6 @@ def aggregator() -> str:
     """Folder of a cross-encoder that is narrower than the others; its layers aggregate."""
     sizes = {key: AGGREGATOR[key] for key in ("hidden_size", "num_attention_heads", "intermediate_size")}
     return checkpoint(_folder(), seed=1, **sizes)
-
-
-@functools.cache
-def bart(init_std: float = 0.3) -> str:
-    """Folder of a random BART, encoder and decoder."""
-    tok = tokenizer(segments=False)
-    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in BART_PARTS.items()}
-    ids = {"bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id, "pad_token_id": tok.pad_token_id}
-    config = BartConfig(
-        vocab_size=len(tok), d_model=32, max_position_embeddings=128, init_std=init_std, **sizes, **ids,
-        decoder_start_token_id=tok.sep_token_id, forced_eos_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(2)
-    folder = _folder()
-    AutoModel.from_config(config).eval().save_pretrained(folder)
-    tok.save_pretrained(folder)
-    return str(folder)
-
-
-BART_PARTS = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
 
 
 def _folder() -> Path:

@@ -573,7 +573,7 @@ def test_models_learn(name, loss, tmp_path):
     changes = {key: value for key, value in sizes.items() if key in given}
     for part in {"aggregator", "interaction"} & set(given):
         changes[part] = checkpoint(part, hidden_size=24, num_attention_heads=2)
-    changes["backbone"] = tiny.bart(init_std=0.1) if name == "MORESPlus" else checkpoint("backbone")
+    changes["backbone"] = checkpoint("backbone")
     recipe = TrainingArgs(
         epochs=60, queries_per_step=5, learning_rates={"": 4e-3}, metric="RR", patience=40, **LOSSES.get(loss, {})
     )

@@ -133,18 +133,24 @@ def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
 
 def load_layers(name: str, layers: Sequence[tuple[Step, str]], width: int) -> tuple[RepresentationSteps, nn.Linear]:
     """Return representation step and layer of the scores with their weights; `width` is that of the pooled state."""
-    steps = RepresentationSteps([step for step, _ in layers[:-1]], width)
-    for layer, (_, folder) in zip(steps, layers, strict=False):
-        _fill(layer, name, folder)
+    steps = load_steps(name, layers[:-1], width)
     last_step, folder = layers[-1]
     scores = _build_layer(last_step)
     _fill(scores, name, folder)
     return steps, scores.linear  # type: ignore[return-value]
 
 
+def load_steps(name: str, layers: Sequence[tuple[Step, str]], width: int) -> RepresentationSteps:
+    """Return layers with their weights; `width` is that of what they get."""
+    steps = RepresentationSteps([step for step, _ in layers], width)
+    for layer, (_, folder) in zip(steps, layers, strict=True):
+        _fill(layer, name, folder)
+    return steps
+
+
 def load_dense(name: str, path: str) -> Dense:
     """Return a Dense module with its weights; `path` is its folder in the checkpoint."""
-    layer = _build_layer(_dense(name, path, read_json(name, f"{path}/config.json") or {}))
+    layer = _build_layer(dense_step(name, path, read_json(name, f"{path}/config.json") or {}))
     _fill(layer, name, path)
     return layer  # type: ignore[return-value]
 
@@ -168,7 +174,7 @@ def _layers(name: str, modules: Sequence[tuple[str, str]]) -> tuple[tuple[Step, 
     for kind, path in modules:
         config = read_json(name, f"{path}/config.json") or {}
         if kind == "Dense":
-            layers.append((_dense(name, path, config), path))
+            layers.append((dense_step(name, path, config), path))
             outputs.append(config.get("module_output_name") or _VECTOR)
         elif kind == "LayerNorm":
             layers.append(({"kind": "norm", "size": config["dimension"]}, path))
@@ -185,12 +191,13 @@ def _layers(name: str, modules: Sequence[tuple[str, str]]) -> tuple[tuple[Step, 
     return tuple(layers)
 
 
-def _dense(name: str, path: str, config: dict[str, Any]) -> Step:
-    field, activation = config.get("module_input_name", _VECTOR), config.get("activation_function", "torch.nn.Tanh")
-    if field != _VECTOR or not activation.startswith("torch.nn."):
+def dense_step(name: str, path: str, config: dict[str, Any], vector: str = _VECTOR) -> Step:
+    """Return the description of a Dense module that reads `vector`, whose `config.json` is given."""
+    field, activation = config.get("module_input_name", vector), config.get("activation_function", "torch.nn.Tanh")
+    if field != vector or not activation.startswith("torch.nn."):
         raise ValueError(
             f"checkpoint {name!r} has module_input_name={field!r} and activation_function={activation!r} in {path}: "
-            f"these must be {_VECTOR!r} and a function of torch.nn"
+            f"these must be {vector!r} and a function of torch.nn"
         )
     return {
         "kind": "dense",

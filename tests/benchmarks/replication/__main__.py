@@ -106,10 +106,10 @@ def collect(args: argparse.Namespace) -> int:
 
 
 def page(args: argparse.Namespace) -> int:
-    """Prints the page of the documentation: what was run, the claims, the tables."""
-    from .page import results_page
+    """Prints a section of the documentation's page: what was run, the claims, the tables."""
+    from .page import results_section
 
-    print(results_page(args.folder))
+    print(results_section(args.folder))
     return 0
 
 
@@ -165,7 +165,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     kept.set_defaults(command=collect)
     kept.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")
     kept.add_argument("target", type=Path, metavar="TARGET", help="for three small files")
-    written = commands.add_parser("page", help="the results as a page of the documentation, in reStructuredText")
+    written = commands.add_parser("page", help="the results as a section of a page, in reStructuredText")
     written.set_defaults(command=page)
     written.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")
     return parser.parse_args(argv)

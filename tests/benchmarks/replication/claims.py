@@ -21,7 +21,7 @@ from pyterrier_longdoc import presets
 from pyterrier_longdoc.experiment.significance import correct
 
 from .evidence import Cell, Comparison, Difference, Evidence, Gains, NotRunError, Outcomes, Spread, Trend
-from .rst import list_table
+from .rst import csv_table
 from .verdict import NOT_RUN, Effect, above, at_most, below, holm_levels, verdict, weakest, within
 
 ALPHA = 0.05
@@ -327,7 +327,7 @@ class Verdicts:
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        return f"{self.claims.to_html(index=False)}{_shown(self.comparisons).to_html(index=False)}"
+        return f"{self.claims.to_html(index=False)}{comparisons_as_read(self.comparisons).to_html(index=False)}"
 
 
 def verdicts(
@@ -431,10 +431,11 @@ def as_text(found: Verdicts) -> str:
     """Each claim with its verdict, its comparisons as a table beneath, and what is still to run."""
     parts = []
     for claim in found.claims.to_dict("records"):
-        rows = _shown(found.comparisons[found.comparisons["claim"] == claim["claim"]]).drop(columns="claim")
+        own = found.comparisons[found.comparisons["claim"] == claim["claim"]]
+        rows = comparisons_as_read(own).drop(columns="claim")
         rows["comparison"] = rows["comparison"].str.ljust(rows["comparison"].str.len().max())
         said = indent(fill(f"{claim['sentence']} ({claim['source']})", 100), "   ")
-        parts.append(f"{claim['claim']}. {claim['name']}: {_verdict_of(claim).upper()}\n{said}")
+        parts.append(f"{claim['claim']}. {claim['name']}: {verdict_of(claim).upper()}\n{said}")
         parts.append(indent(rows.to_string(index=False, justify="left"), "   "))
         parts += [indent(fill(f"to run: {claim['to run']}", 100), "   ")] if claim["to run"] else []
     return "\n\n".join(parts)
@@ -443,20 +444,20 @@ def as_text(found: Verdicts) -> str:
 def as_rst(found: Verdicts) -> str:
     """Two tables in reStructuredText: the claims, and their comparisons."""
     claims = [
-        [c["claim"], f"**{c['name']}.** {c['sentence']} *{c['source']}*", _verdict_of(c)]
+        [c["claim"], f"**{c['name']}.** {c['sentence']} *{c['source']}*", verdict_of(c)]
         for c in found.claims.to_dict("records")
     ]
-    tables = [pd.DataFrame(claims, columns=["", "claim", "verdict"]), _shown(found.comparisons)]
-    return "\n\n".join(map(list_table, tables))
+    tables = [pd.DataFrame(claims, columns=["", "claim", "verdict"]), comparisons_as_read(found.comparisons)]
+    return "\n\n".join(map(csv_table, tables))
 
 
-def _verdict_of(claim: Mapping[Any, Any]) -> str:
+def verdict_of(claim: Mapping[Any, Any]) -> str:
     """A claim's verdict, and how much of it was run where it was not all."""
     partly = 0 < claim["run"] < claim["of"]
     return f"{claim['verdict']} ({claim['run']} of {claim['of']} run)" if partly else str(claim["verdict"])
 
 
-def _shown(comparisons: pd.DataFrame) -> pd.DataFrame:
+def comparisons_as_read(comparisons: pd.DataFrame) -> pd.DataFrame:
     """Comparisons as a reader wants them: rounded, with both figures of each in one column."""
     return pd.DataFrame(
         {

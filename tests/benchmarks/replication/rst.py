@@ -15,15 +15,7 @@ RST = Notation(lambda text: text.translate(str.maketrans(SPECIAL)), "**{}**", r"
 
 def paper_table_as_rst(table: PaperTable) -> str:
     """Return a table in the papers' layout and a paragraph that explains it."""
-    return f"{list_table(table.frame(RST).reset_index())}\n\n{table.note(RST)}"
-
-
-def list_table(frame: pd.DataFrame) -> str:
-    """Return a frame of texts as a table."""
-    lines = [".. list-table::", "    :header-rows: 1", ""]
-    for row in [list(frame.columns), *frame.to_numpy().tolist()]:
-        lines += [f"    {'* ' if i == 0 else '  '}- {cell}".rstrip() for i, cell in enumerate(row)]
-    return "\n".join(lines)
+    return f"{csv_table(table.frame(RST).reset_index())}\n\n{table.note(RST)}"
 
 
 def csv_table(frame: pd.DataFrame) -> str:

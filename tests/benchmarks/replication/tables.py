@@ -15,7 +15,7 @@ from pyterrier_longdoc.common.plots import COLOURS
 from pyterrier_longdoc.experiment import ExperimentResults, PaperTable, Statistics, Sweep, paper_table
 
 from .replicate import SYSTEMS, UNTRAINED
-from .rst import list_table, paper_table_as_rst
+from .rst import csv_table, paper_table_as_rst
 
 MEASURE = "RR"
 ALPHA = 0.05
@@ -193,10 +193,10 @@ def tables_as_rst(outcomes: pd.DataFrame) -> Iterator[str]:
         sweep = make_sweep(outcomes)
         if sweep is not None:
             frame = sweep.parameters.assign(**{MEASURE: sweep.table[MEASURE].map("{:.3f}".format)})
-            yield f"{title}:\n\n{list_table(frame)}"
+            yield f"{title}:\n\n{csv_table(frame)}"
     seeds = by_seed(outcomes)
     if seeds is not None:
-        yield f"Each seed, of what is a mean over several above:\n\n{list_table(seeds)}"
+        yield f"Each seed, of what is a mean over several above:\n\n{csv_table(seeds)}"
 
 
 def draw(outcomes: pd.DataFrame, folder: Path) -> list[Path]:

@@ -364,7 +364,7 @@ def test_the_command_does_what_is_left(tmp_path, monkeypatch, backbone, capsys):
     assert "left" not in capsys.readouterr().out
     assert len(read_outcomes(tmp_path)) == 6 * 4
     assert main(["claims", str(tmp_path), "--rst"]) == 0
-    assert ".. list-table::" in capsys.readouterr().out
+    assert ".. csv-table::" in capsys.readouterr().out
     assert main([*command, "--models", "FirstP"]) == 0
     capsys.readouterr()
     assert main(["page", str(tmp_path)]) == 0

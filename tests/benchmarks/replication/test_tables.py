@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import numpy as np
@@ -90,11 +91,12 @@ def test_sweeps_have_their_settings():
 
 def test_tables_and_pictures(tmp_path):
     text = "\n\n".join(tables_as_rst(FOUND))
-    tables = text.split(".. list-table::")[1:]
+    tables = [
+        list(csv.reader(part.split("\n\n")[1].splitlines(), skipinitialspace=True))
+        for part in text.split(".. csv-table::")[1:]
+    ]
     assert len(tables) == 5
-    for table in tables:
-        rows = [re.findall(r"^    [* ] - ", row, re.MULTILINE) for row in table.split("\n    * ")[1:]]
-        assert len({len(row) for row in rows}) == 1
+    assert all(len({len(row) for row in table}) == 1 for table in tables)
     assert next(iter(TABLES)) in text
     files = draw(FOUND, tmp_path / "new")
     assert [file.name for file in files] == [

@@ -1,0 +1,49 @@
+"""Late interaction: the sum of each query token's maximum. Shapes: B documents, N windows, Q query tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from ...common.arguments import check_arguments
+from ..inputs import Encoded
+from .base import Head, WarmStart
+
+
+class MaxSimHead(Head, name="maxsim"):
+    """`sum_q max_t q.t` over the tokens of the whole document, or of its best window; it has no weights.
+
+    Khattab & Zaharia 2020, equation 3. A window's vector has the maximum of each query token in it, 0 at padding.
+
+    Args:
+        aggregation: `"document"`, or `"max"` for the best window alone.
+    """
+
+    tunable = ("aggregation",)
+
+    def __init__(self, hidden_size: int, *, aggregation: str = "document") -> None:
+        super().__init__(hidden_size, dropout=0.0)
+        check_arguments("str", choices=("document", "max"), aggregation=aggregation)
+        del self.final
+        self.aggregation = aggregation
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        maxima = _maxima(encoded)
+        return (maxima.amax(1).sum(-1) if self.aggregation == "document" else maxima.sum(-1).amax(1)).float()
+
+    def token_windows(self, encoded: Encoded) -> torch.Tensor:
+        """Return the `(B, Q)` window that counts for each query token."""
+        maxima = _maxima(encoded)
+        return (
+            maxima.argmax(1)
+            if self.aggregation == "document"
+            else maxima.sum(-1, True).argmax(1).expand_as(maxima[:, 0])
+        )
+
+    def warm_start(self, start: WarmStart) -> bool:
+        """Take over nothing; scores make sense if the projection is the checkpoint's."""
+        return start.compares_tokens
+
+
+def _maxima(encoded: Encoded) -> torch.Tensor:
+    # In float64: sums in fp32 might depend on the padding beside longer queries.
+    return encoded.cls.double().masked_fill(~encoded.mask.unsqueeze(-1), -torch.inf)  # (B, N, Q)

@@ -1,0 +1,135 @@
+"""Late interaction over long documents, and its use as a selector of windows."""
+
+# Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..common.arguments import argument, check_type
+from ..common.coverage import Explanation, Scored
+from ..common.store import ArrayStore
+from ..modelling.backbones.load import Backbone
+from ..modelling.encoder import WindowEncoder
+from ..modelling.inputs import Settings
+from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
+from ..modelling.weights import HeadSpec
+from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
+from ..training import TrainingArgs
+from .models import SeparateReranker
+from .selectors import CrossEncoderWindows
+
+DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
+"""A public late-interaction model (149M parameters, vectors of 128 numbers)."""
+
+
+@dataclass(eq=False, repr=False)
+class MaxSim(SeparateReranker):
+    """Late interaction: each query token's best match among all tokens of a document (Khattab & Zaharia 2020).
+
+    `score = sum_q max_t q . t`, over the vectors `q` of the query's tokens and `t` of the tokens of all windows.
+
+    Windows are encoded apart from the query. Their vectors serve all queries and are remembered. A checkpoint's own
+    prompts or marker tokens, query expansion, skip list, projection, normalisation and lengths count.
+
+    Args:
+        backbone: a late-interaction checkpoint of sentence-transformers, PyLate or Stanford's ColBERT; any other
+            encoder gets a random projection to 128 features and must be trained.
+        aggregation: `"document"`, each query token's maximum over all windows, or `"max"`, the best window's score.
+        window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
+        stride: tokens from one window's start to the next one's; None for windows without overlap, which does no harm
+            to a maximum, but takes time and memory.
+        max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads.
+        token_pooling: how many tokens alike share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's.
+        cached_bytes: most memory for the vectors of windows: with 128 features a token takes 512 bytes, or half of it
+            with a `vector_cache`.
+        vector_cache: a file that keeps the vectors of windows by content, weights and settings, for later processes.
+            They are rounded to fp16 before they are compared, stored before or not: scores differ in the fourth digit.
+        vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
+        training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
+
+    `explain=True` adds `query_places`: `(token, start, end, part)` for each token of the query as it is read, with the
+    characters of its best match (those of the window if tokens are pooled, none for special tokens and titles).
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0", vector_cache="vectors.db")`
+    """
+
+    backbone: str | Path = argument(DEFAULT_LATE_INTERACTION, role="checkpoint")
+    _: KW_ONLY
+    aggregation: str = argument("document", role="head", choices=("document", "max"))
+    window_size: int | None = argument(None, role="windows", at_least=1)  # type: ignore[assignment]
+    stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")  # type: ignore[assignment]
+    max_query_len: int | None = argument(None, role="input", at_least=1)
+    token_pooling: float | None = argument(None, role="input", at_least=1)
+    vector_cache: str | Path | None = argument(None, role="computing")
+    vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
+
+    papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
+    encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model and the pooling of tokens."""
+        return [*super().cited(), *(["clavie-2024-reducing"] if self.token_pooling else [])]
+
+    def default_windows(self) -> Windows:
+        if self.stride is None or self.window_size is None:
+            return GreedyChunks(self.window_size)
+        return SlidingWindows(self.window_size, self.stride)
+
+    def head_spec(self) -> HeadSpec:
+        return "maxsim", {"aggregation": self.aggregation}
+
+    def load_backbone(self) -> Backbone:
+        return load_token_backbone(str(self.backbone), seed=self.seed, trust_remote_code=self.trust_remote_code)
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.representation.": 1e-4, "": 1e-4})
+
+    def check(self) -> None:
+        super().check()
+        self.refuse("layout", why="reads query and text separately")
+        check_type(str | Path | None, "a file", vector_cache=self.vector_cache)
+
+    def settings(self) -> Settings:
+        return replace(super().settings(), token_pooling=self.token_pooling)
+
+    def describe(self) -> dict[str, Any]:
+        """See the base class; vectors that are stored are rounded."""
+        return {**super().describe(), "vectors": "float32" if self.vector_cache is None else "float16"}
+
+    def score(self, queries: Sequence[str], texts: Sequence[Any], bar: Any = None) -> Scored:
+        """See the base class; vectors in the `vector_cache` are read from it, but not by the validation of `fit`."""
+        encoder: Any = self.model.encoder
+        stores = self.vector_cache is not None and not self._validating
+        encoder.store = ArrayStore(self.vector_cache, self.vector_cache_bytes) if stores else None  # type: ignore[arg-type]
+        try:
+            return super().score(queries, texts, bar)
+        finally:
+            encoder.store = None  # whoever uses the model without this class has exact vectors
+
+    def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+        """See the base class; with the place of each query token's maximum."""
+        places = [explanation.query_places for explanation in explanations]
+        return {**super()._explanation_columns(explanations), "query_places": places}
+
+
+@dataclass(frozen=True)
+class MaxSimWindows(CrossEncoderWindows):
+    """Keeps the `k` windows that a late-interaction model, which encodes them once for all queries, scores best.
+
+    Args:
+        k: how many windows.
+        model: a `MaxSim`; it gets each window as a document.
+
+    Example:
+        `ld.MaxP(preselect=ld.MaxSimWindows(3, ld.MaxSim()))`.
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_type(MaxSim, "a MaxSim", model=self.model)
