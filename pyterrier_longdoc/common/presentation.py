@@ -73,13 +73,20 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-class ShowsChanges:
-    """A dataclass that shows the fields which differ from their defaults."""
+class ChecksNames:
+    """Refuses arguments that a dataclass does not have."""
+
+    _argument_classes: ClassVar[dict[str, type]] = {}
+    """Of arguments whose own arguments a user may look for here."""
 
     def __new__(cls, *_: Any, **arguments: Any) -> Any:
         """Make an object; see `check_names`."""
-        check_names(cls, arguments, {})
+        check_names(cls, arguments, cls._argument_classes)
         return super().__new__(cls)
+
+
+class ShowsChanges(ChecksNames):
+    """A dataclass that shows the fields which differ from their defaults."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"
@@ -104,16 +111,8 @@ def composed(cls: type, root: type) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class Presented(Cited):
+class Presented(ChecksNames, Cited):
     """Base of rerankers and judges: hash, drawing and citation."""
-
-    _argument_classes: ClassVar[dict[str, type]] = {}
-    """Of arguments whose own arguments a user may look for here."""
-
-    def __new__(cls, *args: Any, **arguments: Any) -> Any:
-        """Make an object; see `check_names`."""
-        check_names(cls, arguments, cls._argument_classes)
-        return super().__new__(cls, *args, **arguments)
 
     def __hash__(self) -> int:
         # PyTerrier's hash is that of the repr, which `fit` changes: dictionaries would lose their keys.

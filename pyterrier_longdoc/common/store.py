@@ -59,7 +59,6 @@ class Store:
     def put_many(self, items: Mapping[Key, Any]) -> None:
         """Store JSON-able values; after an interruption all of them or none."""
         rows = [(key, json.dumps(value)) for key, value in items.items()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO store VALUES (?, ?)", rows)
 
@@ -75,6 +74,7 @@ class Store:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         # No write-ahead log: it does not work on the network drives of clusters.
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
@@ -121,7 +121,6 @@ class ArrayStore(Store):
         return [arrays[key].copy() for key in keys]  # torch wants arrays that can be written
 
     def _put(self, rows: Sequence[tuple[bytes, int, bytes]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
             (total,) = connection.execute("SELECT sum(size) FROM arrays").fetchone()

@@ -69,8 +69,8 @@ class WindowEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     reads_text = False
     """Whether it reads texts in place of token ids."""
-    own_representation = False
-    """Whether its representation is of use in encoders of its class alone."""
+    vectors_of: Any = None
+    """How tokens get vectors that are compared, see `TokenVectors`; None where they get none."""
 
     build_backbone = staticmethod(build_backbone)
     """Rebuilds the backbone of a saved model."""

@@ -56,8 +56,6 @@ class MaxSimEncoder(SeparateEncoder):
             were stored before; None keeps them in memory alone, in fp32.
     """
 
-    own_representation = True
-
     def __init__(self, backbone: Backbone) -> None:
         self.vectors_of = TokenVectors(**(backbone.options.vectors or {}))
         self.names = backbone.tokenizer.convert_ids_to_tokens

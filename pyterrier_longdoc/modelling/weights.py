@@ -90,8 +90,8 @@ def start_from(model: Any, other: Any) -> str | None:
     From a bi-encoder only the backbone is taken: no head was trained on its states. So between `MaxSim` and others.
     """
     encoder, other_encoder = model.encoder, other.encoder
-    is_other_kind = encoder.own_representation != other_encoder.own_representation
-    only_backbone = is_other_kind or not isinstance(other.head, Head)
+    how, other_how = encoder.vectors_of, other_encoder.vectors_of
+    only_backbone = (how is None) != (other_how is None) or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
         difference = _difference(getattr(encoder, part), getattr(other_encoder, part))
@@ -106,8 +106,7 @@ def start_from(model: Any, other: Any) -> str | None:
             if other_module is not None and _difference(module, other_module) is None:
                 module.load_state_dict(other_module.state_dict())
         _start_head(model, other)
-        how, other_how = (getattr(each, "vectors_of", None) for each in (encoder, other_encoder))
-        if how is not None and other_how is not None and replace(how, trained=other_how.trained) != other_how:
+        if how is not None and replace(how, trained=other_how.trained) != other_how:
             model.ready = False  # markers, queries' filling or tokens without vectors are not those of its training
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
     return None

@@ -14,7 +14,7 @@ import pyterrier as pt
 from scipy.special import expit
 
 from ..common.arguments import argument, arguments_of, check_type, validate
-from ..common.files import import_extra
+from ..common.files import import_extra, replacing
 from ..common.frames import numbers, relevance_of
 from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.warnings import warn
@@ -109,8 +109,8 @@ class Calibrated(Presented, pt.Estimator):
         """Write the model, if it is one that can be saved, and `calibration.json` beside it."""
         if isinstance(self.model, CrossEncoder) and not self.model.is_external:
             self.model.save(folder)
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / FILE).write_text(json.dumps(arguments_of(self, "head")))
+        with replacing(Path(folder) / FILE) as file:
+            file.write_text(json.dumps(arguments_of(self, "head")))
 
     @classmethod
     def load(cls, folder: str | Path, model: Any = None, **parameters: Any) -> "Calibrated":
@@ -126,12 +126,9 @@ def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
     if not set(names) <= set(results):
         raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
     columns = [numbers(results, "score", "Calibrated", "the model must score every row")]
-    return np.column_stack(
-        [
-            *columns,
-            *(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]) for name in names[1:]),
-        ]
-    )
+    for name in names[1:]:
+        columns.append(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]))
+    return np.column_stack(columns)
 
 
 @dataclass(eq=False, repr=False)

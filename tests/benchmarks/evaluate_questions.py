@@ -30,7 +30,7 @@ import pyterrier as pt
 from safetensors.torch import load_file
 from scipy.stats import ttest_1samp
 from statsmodels.stats.multitest import multipletests
-from train_questions import COLLECTIONS, NEVER, TITLE_TOKENS, Collection, Passage, Question, bm25_run
+from train_questions import COLLECTIONS, NEVER, WITH_TITLES, Collection, Passage, Question, bm25_run
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.files import replacing
@@ -202,9 +202,7 @@ def spans_of(question: Question, passages: list[Passage]) -> list[tuple[int, int
 
 def model_of(name: str, kind: str, *, titles: bool, best: int) -> Any:
     """Return a model for passages or documents: a packaged one, a folder, or the weights of a training's state."""
-    fields: dict[str, Any] = {"text_field": "text", "repeat": None}
-    if titles:
-        fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
+    fields: dict[str, Any] = WITH_TITLES if titles else {"text_field": "text", "repeat": None}
     if kind == "passages":
         reading: dict[str, Any] = {"window_size": 256, "stride": 256, "max_doc_len": 256}
     else:

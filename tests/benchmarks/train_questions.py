@@ -18,7 +18,7 @@ and vaswani, on which nothing is ever trained.
    BM25's best 20 among the passages of the training split; of the docstrings' training split the parts of documents
    that BM25 finds. Passages with much text of a dev or test split, or of collections never trained on, are left out,
    and so are questions that are asked there word for word.
-2. `train`: cross entropy over the five, all weights but the embeddings. Half of the examples have the title of the
+2. `train`: cross entropy over the five, all weights but a MaxP's embeddings. Half of the examples have the title of the
    document before the passage, where there are titles, and in some an empty text is one of the negatives.
 3. `mine`: for questions that the first round has not had, the negatives are those of BM25's best that its model scores
    highest.
@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pandas as pd
 import pyterrier as pt
@@ -83,6 +84,8 @@ SAME = 0.5
 """A passage that has so much of the answering one is no negative."""
 
 TOKENS, TITLE_TOKENS = 200, 32
+WITH_TITLES: dict[str, Any] = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
+"""How a passage is read with its title."""
 
 _WORD = re.compile(r"\S+")
 
@@ -397,9 +400,8 @@ def mine(folder: Path, args: argparse.Namespace) -> None:
         unseen = qids[qids.str.startswith(f"{name}:")]
         chosen += unseen.sample(min(int(number), len(unseen)), random_state=args.seed).tolist()
     own = pool[pool["qid"].isin(chosen)]
-    fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
     model = ld.CrossEncoder.load(
-        args.model, window_size=TOKENS, stride=TOKENS, max_doc_len=TOKENS, dtype="bfloat16", **fields
+        args.model, window_size=TOKENS, stride=TOKENS, max_doc_len=TOKENS, dtype="bfloat16", **WITH_TITLES
     )
     scored = model(own)
     scored.drop(columns=["title", "text"]).to_csv(folder / "data" / f"scored-{args.into}.csv", index=False)
@@ -466,8 +468,7 @@ def recipe(state: Path | None, steps: int, *, seed: int, dtype: str = "bfloat16"
 
 def reader(training: ld.TrainingArgs | None, start: str) -> ld.MaxP:
     """Return the model that reads a passage as one window, begun from a trained one."""
-    fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
-    model = ld.MaxP(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **fields)
+    model = ld.MaxP(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **WITH_TITLES)
     model.start_from(ld.CrossEncoder.load(start))
     for parameter in model.model.encoder.backbone.embeddings.parameters():
         parameter.requires_grad_(False)
@@ -476,10 +477,9 @@ def reader(training: ld.TrainingArgs | None, start: str) -> ld.MaxP:
 
 def late_reader(training: ld.TrainingArgs) -> ld.MaxSim:
     """Return a model for late interaction with a random projection, which reads a passage as one window."""
-    fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
     rates = {"encoder.": 5e-5, "encoder.representation.": 5e-4}
     training = replace(training, learning_rates={**training.learning_rates, **rates})
-    return ld.MaxSim(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **fields)
+    return ld.MaxSim(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **WITH_TITLES)
 
 
 def train(folder: Path, args: argparse.Namespace) -> None:

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.modelling.encoder import WindowEncoder
 
 from ..support.arithmetic import array, bert, linear
 from ..support.systems import QUIET, make, scores
@@ -22,20 +21,6 @@ pytestmark = QUIET
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 PAIR = ["old dog"], [LONG]
 BOTH = pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    """Numbers of token sequences that encoders were given, one entry a call."""
-    sizes = []
-    original = WindowEncoder.token_states
-
-    def counting(self, batch, *args):
-        sizes.append(len(batch.doc))
-        return original(self, batch, *args)
-
-    monkeypatch.setattr(WindowEncoder, "token_states", counting)
-    return sizes
 
 
 def windows_of(text: str) -> list[str]:

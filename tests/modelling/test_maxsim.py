@@ -14,7 +14,6 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.store import ArrayStore
-from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
 from ..support import tiny
@@ -28,20 +27,6 @@ NAMES = sorted(path.parent.name for path in FOLDER.glob("*/scores.json"))
 PLAIN, STANFORD, POOLED = (str(FOLDER / name) for name in ("st-plain", "colbert", "st-min"))
 QUERIES = ["old dog", "snow in the city"]
 CLOSE = {"rtol": 0, "atol": 1e-5}
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    """Numbers of token sequences that the encoder was given, one entry a call."""
-    sizes = []
-    original = WindowEncoder.token_states
-
-    def counting(self, batch, *args):
-        sizes.append(len(batch.doc))
-        return original(self, batch, *args)
-
-    monkeypatch.setattr(WindowEncoder, "token_states", counting)
-    return sizes
 
 
 def reference(folder: str):
