@@ -204,7 +204,8 @@ def source_of(name: str, module: bool) -> str | None:
     spec = importlib.util.find_spec(name) if is_module(name) else None
     if spec is None or spec.origin is None:
         return None
-    if not Path(spec.origin).is_relative_to(ROOT):
+    # An environment may stand in the clone itself.
+    if "site-packages" in Path(spec.origin).parts or not Path(spec.origin).is_relative_to(ROOT):
         return ""
     folder = Path(spec.origin).parent if spec.submodule_search_locations else None
     return "\n".join(with_helpers(file) for file in (folder.glob("*.py") if folder else [Path(spec.origin)]))
