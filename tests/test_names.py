@@ -251,3 +251,28 @@ def test_names_of_longdoc_are_there(path):
     known = {*packaged_models(), ENCODER, *re.findall(r"longdoc:[\w-]+", str(error.value))}
     named = set(re.findall(r"(?<![\w-])longdoc:[a-z][\w-]*\w", parts(path)[0]))
     assert named <= known
+
+
+WITHOUT_EXAMPLE = {"Above", "CallableBackend", "Experiment", "FirstK", "HuggingFaceBackend", "InputLayout", "LLMClient"}
+WITHOUT_EXAMPLE |= {"merge_run", "read_far_relevant", "recipes", "reliability"}
+"""Shown beside what they belong to, or on a page of their own."""
+
+
+def examples() -> Iterator[Any]:
+    """Public functions, and classes but for bases and warnings, with the example of their docstring."""
+    for name in pyterrier_longdoc.__all__:
+        value = getattr(pyterrier_longdoc, name)
+        is_base = inspect.isclass(value) and (issubclass(value, Warning) or name in ("Head", "Windows"))
+        if callable(value) and not is_base and name not in WITHOUT_EXAMPLE:
+            yield pytest.param(f"{inspect.getdoc(value) or ''}\n", id=name)
+
+
+@pytest.mark.parametrize("text", examples())
+def test_examples_in_docstrings_name_what_is_there(text):
+    example = re.search(r"^Examples?:\n((?:(?: .*)?\n)+)", text, re.MULTILINE) or re.search(r"`[^`]*\(.*`", text)
+    assert example
+    codes = re.findall(r"`([^`]+)`", example[0])
+    trees = [ast.parse(code) for code in codes if "ld." in code]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert [fault for call in calls for fault in unknown_arguments(call)] == []
+    assert sorted(f"{root}{rest}" for root, rest in CHAIN.findall(example[0]) if not is_there(f"{root}{rest}")) == []

@@ -178,6 +178,9 @@ def effectiveness_by_position(
 
     Returns:
         The results by group; queries without a position are left out.
+
+    Example:
+        `ld.effectiveness_by_position(results, dataset.gold).plot()`
     """
     frame = positions.matched if isinstance(positions, RelevantPositions) else positions
     check_columns(frame, ("qid", "first_token"), "positions")

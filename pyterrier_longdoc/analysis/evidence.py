@@ -95,6 +95,9 @@ def evidence_recall(
         k: how many windows, one number or several.
         text_field: the column or columns that the first model made its windows of: its `text_field` without `repeat`.
         text_loader: supplies the text where the column is absent; as for the models.
+
+    Example:
+        `ld.evidence_recall({"MaxP": ld.MaxP(explain=True)(run)}, dataset.gold).table`
     """
     frames = dict(results) if isinstance(results, Mapping) else {"model": results}
     if not frames or set(frames) & set(BASELINES):

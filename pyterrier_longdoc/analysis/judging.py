@@ -123,6 +123,9 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent.
         verbose: show a progress bar.
+
+    Example:
+        `qrels = ld.RelevanceJudge(ld.OpenAIBackend("gpt-4.1"))(run)`
     """
 
     papers: ClassVar[tuple[str, ...]] = ("upadhyay-2024-umbrela", "boytsov-2025-positional")

@@ -248,6 +248,9 @@ def relevant_positions(
         PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
             move the median position of the same documents by more than a chunk, or if more than half of the chunks
             are above it. This is unknown where a judge does not see the chunks after the first relevant one.
+
+    Example:
+        `ld.relevant_positions(topics, qrels, corpus, judge=ld.RelevanceJudge(backend))`
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")

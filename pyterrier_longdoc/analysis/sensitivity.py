@@ -156,6 +156,9 @@ def position_sensitivity(
 
     Returns:
         The scores, their table and their plot; `dataclasses.replace` with another `test`, `alpha` and so on tests anew.
+
+    Example:
+        `ld.position_sensitivity({"FirstP": ld.FirstP()}, topics, corpus, dataset.gold).plot()`
     """
     by_name = dict(systems) if isinstance(systems, Mapping) else {type(systems).__name__: systems}
     distinct = sorted({float(place) for place in places})

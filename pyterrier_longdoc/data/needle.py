@@ -77,6 +77,9 @@ def needle(
 
     Raises:
         ValueError: if there is too little of anything, or a needle is blank or stands in the background too.
+
+    Example:
+        `ld.needle(open("essays.txt").read(), lengths=(512, 4096))`
     """
     count = token_counter(tokenizer)
     total = len(lengths) * documents

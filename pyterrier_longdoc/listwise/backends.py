@@ -118,6 +118,9 @@ class OpenAIBackend:
 
     Raises:
         ValueError: for parameters that could hold keys.
+
+    Example:
+        `ld.OpenAIBackend("qwen3", base_url="http://localhost:8000/v1")`
     """
 
     model: str

@@ -68,6 +68,9 @@ class Pointwise(LLMReranker):
 
     Attributes:
         coverage: how much of the documents the last `transform` put into prompts; None before.
+
+    Example:
+        `bm25 >> ld.Pointwise(ld.HuggingFaceBackend("Qwen/Qwen2.5-7B-Instruct"))`
     """
 
     papers: ClassVar[tuple[str, ...]] = ("nogueira-2020-document",)

@@ -85,6 +85,9 @@ class RankGPT(LLMReranker):
         counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
         rounds: for each query of the last `transform`, the number of documents in each prompt of each round; None
             before. Prompts of one round do not wait for each other.
+
+    Example:
+        `bm25 >> ld.RankGPT(ld.LLMClient(ld.OpenAIBackend("gpt-4.1-mini"), cache="replies.db"))`
     """
 
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)

@@ -286,6 +286,9 @@ class SlidingWords(_TextWindows):
         size: words in a window.
         stride: words from one window's start to the next one's, at most `size`.
         max_tokens: most tokens in a window; None for what the backbone takes.
+
+    Example:
+        `ld.PARADE(windows=ld.SlidingWords(150, 100))`
     """
 
     size: int = argument(150, at_least=1)
@@ -312,6 +315,9 @@ class SentenceWindows(_TextWindows):
     Args:
         max_tokens: most tokens in a window; None for what the backbone takes.
         max_sentences: most sentences in a window; None for as many as fit.
+
+    Example:
+        `ld.MaxP(windows=ld.SentenceWindows(max_tokens=200))`
     """
 
     max_tokens: int | None = argument(None, at_least=1)

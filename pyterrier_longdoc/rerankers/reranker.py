@@ -477,6 +477,9 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     Attributes:
         trained_on: the queries of the last `fit`, and why it left out others; None before.
+
+    Example:
+        `bm25 >> ld.CrossEncoder.load("folder")` is the model that was saved there, whatever its class.
     """
 
     _: KW_ONLY

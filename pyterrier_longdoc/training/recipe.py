@@ -31,6 +31,9 @@ class Lora(ShowsChanges):
         alpha: the update is scaled by `alpha / rank`.
         dropout: before the update.
         targets: `"all-linear"`, or the ends of the names of the layers that get one, e.g. `("query", "value")`.
+
+    Example:
+        `ld.TrainingArgs(lora=ld.Lora(rank=8), learning_rates={"": 2e-4})`
     """
 
     rank: int = argument(16, at_least=1)
@@ -113,6 +116,9 @@ class TrainingArgs(ShowsChanges):
 
     Raises:
         ValueError: for values that are out of range or do not fit together.
+
+    Example:
+        `ld.MaxP(training=ld.TrainingArgs(epochs=3, patience=1)).fit(run, qrels, dev_run, dev_qrels)`
     """
 
     epochs: int = argument(1, at_least=1)
