@@ -12,7 +12,16 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import TextField, as_strings, check_columns, field_names, keys_of, strings, texts_of
+from ..common.frames import (
+    TextField,
+    as_strings,
+    check_columns,
+    check_windows,
+    field_names,
+    keys_of,
+    strings,
+    texts_of,
+)
 from ..experiment.significance import Statistics, compare, correct, resampled_means
 from ..modelling.preselection import BM25Windows, TextPairs
 from ..modelling.tokens import TokenizedText
@@ -107,7 +116,7 @@ def evidence_recall(
     check_columns(gold, ("qid", "docno", "start", "end"), "gold")
     by_pair = gold.groupby([as_strings(gold["qid"]), as_strings(gold["docno"])])
     gold_of = {pair: rows[["start", "end"]].to_numpy("int64") for pair, rows in by_pair}
-    ranked = {name: _best_first(frame, name) for name, frame in frames.items()}
+    ranked = {name: _best_first(frame, name, text_field) for name, frame in frames.items()}
     pairs = set(gold_of).intersection(*ranked.values())
     if not pairs:
         raise ValueError("gold has no document that all results have for the same query, with windows")
@@ -123,10 +132,11 @@ def evidence_recall(
     return EvidenceRecall(values[[*frames, *BASELINES]], sum(qid in qids for qid, _ in gold_of.keys() - pairs))
 
 
-def _best_first(frame: pd.DataFrame, name: str) -> dict[tuple[str, str], np.ndarray]:
+def _best_first(frame: pd.DataFrame, name: str, text_field: TextField) -> dict[tuple[str, str], np.ndarray]:
     """Return the `(N, 2)` windows of each query and document, from the best to the worst."""
     columns = ["window_spans", "window_scores"]
     check_columns(frame, ("qid", "docno", *columns), f"results of {name!r} (give the reranker explain=True)")
+    check_windows(frame, text_field)
     rows = frame.dropna(subset=columns)
     ranked = [np.stack(spans)[np.argsort(-np.array(by), kind="stable")] for spans, by in rows[columns].to_numpy()]
     return dict(zip(keys_of(rows), ranked, strict=True))

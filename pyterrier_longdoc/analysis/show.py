@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import TextField, as_strings, check_columns, field_names, texts_of
+from ..common.frames import TextField, as_strings, check_columns, check_windows, field_names, texts_of
 from ..common.language import counted
 
 SHADES = {"score": "window_scores", "weight": "window_weights"}
@@ -192,6 +192,7 @@ def show(
     check_columns(results, ("qid", "query", "docno", "score"), "results")
     check_columns(results, fields if text_loader is None else (), "results (pass text_loader=, or text_field=)")
     check_columns(results, ("window_spans", "window_scores", SHADES[by]), "results (give the reranker explain=True)")
+    check_windows(results, text_field)
     rows = _rows_of_query(results, query)
     rows = rows.sort_values("score", ascending=False, kind="stable") if "rank" not in rows else rows
     rows = rows.assign(rank=range(len(rows)) if "rank" not in rows else pd.to_numeric(rows["rank"]))

@@ -32,7 +32,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     Returns the same rows, order, index, scores and ranks. The text is the document's windows in its order, with `[...]`
     between them where text was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
-    (characters `(start, end)` of the parts in the document's text) and `evidence_tokens` (of the new text).
+    (characters `(start, end)` of the parts in the document's text) and `evidence_tokens` (of the new text);
+    `window_field` is empty, as windows are those of the old text.
 
     Args:
         tokens: of all texts of a query together, `[...]` and titles included. 2,000 are about three pages.
@@ -73,7 +74,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
         Raises:
             pt.validate.InputValidationError: if a column is missing; the message says where windows come from.
-            ValueError: if a row has no windows, or they end after its text, or if nothing says whose tokens to count.
+            ValueError: if a row has no windows, or they are those of another text, or if nothing says whose tokens to
+                count.
         """
         self._check(inp)
         documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
@@ -93,7 +95,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
         column, *others = frames.window_fields(self.text_field, self.repeat)
         out = inp.assign(**{"text" if others else column: texts})
-        return out.assign(evidence_spans=pd.Series(spans, index=inp.index, dtype=object), evidence_tokens=tokens)
+        out["evidence_spans"] = pd.Series(spans, index=inp.index, dtype=object)
+        return out.assign(evidence_tokens=tokens, window_field="")
 
     def _check(self, inp: pd.DataFrame) -> None:
         try:
@@ -107,6 +110,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
                 advice = "put dataset.text_loader() before the reranker, in place of its text_loader="
                 error.args = (f"Evidence lacks the text column (text_field={self.text_field!r}): {advice}",)
             raise
+        frames.check_windows(inp, self.text_field, self.repeat)
 
     def _counter(self, inp: pd.DataFrame) -> Counter:
         if self.tokenizer is not None or not len(inp):

@@ -126,7 +126,8 @@ class Reranker(Presented, pt.Transformer):
             over windows, None for models without), `window_spans` (characters of each window in the text, or in the
             joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
             window with the highest score), `query_terms` (the share of each query token in the score, None for models
-            that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words).
+            that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words), `window_field` (the text
+            column(s) without `repeat`).
         trust_remote_code: run modelling code from the backbone's checkpoint.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
         seed: of random first weights, of the choice of windows and, if the recipe has none, of the training.
@@ -362,6 +363,7 @@ class Reranker(Presented, pt.Transformer):
         """Return the columns that `explain` adds."""
         best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
         tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if explanations else ""
+        field = " ".join(window_fields(self.text_field, self.repeat))
         return {
             "window_scores": [explanation.scores for explanation in explanations],
             "window_weights": [explanation.weights for explanation in explanations],
@@ -370,6 +372,7 @@ class Reranker(Presented, pt.Transformer):
             "best_end": best[:, 1],
             "query_terms": [explanation.query_terms for explanation in explanations],
             "window_tokenizer": [tokenizer] * len(explanations),
+            "window_field": [field] * len(explanations),
         }
 
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:

@@ -152,7 +152,7 @@ def test_rows_columns_index_and_scores_stay_and_the_input_is_left_alone():
     before = results.copy(deep=True)
     out = evidence(results, 5)
     pd.testing.assert_frame_equal(results, before)
-    assert out.columns.tolist() == [*results.columns, "evidence_spans", "evidence_tokens"]
+    assert out.columns.tolist() == [*results.columns, "evidence_spans", "evidence_tokens", "window_field"]
     others = [name for name in results if name != "text"]
     pd.testing.assert_frame_equal(out[others], before[others])
 
@@ -161,7 +161,7 @@ def test_rows_columns_index_and_scores_stay_and_the_input_is_left_alone():
 def test_frames_without_rows(columns):
     empty = pd.DataFrame(columns=["qid", "query", "docno", "text", "score", "window_scores", "window_spans", *columns])
     out = ld.Evidence()(empty)
-    assert out.columns.tolist() == [*empty.columns, "evidence_spans", "evidence_tokens"]
+    assert out.columns.tolist() == [*empty.columns, "evidence_spans", "evidence_tokens", "window_field"]
     assert len(out) == 0
 
 
@@ -182,7 +182,45 @@ def test_what_is_missing_is_named():
             ld.Evidence(**wrong)
 
 
-@pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max", "Birch"])
+def test_windows_of_another_column_are_refused(results):
+    titled = results.assign(title="a title", text=results["text"].fillna(""), body=results["text"].fillna("") + " more")
+    model = make("MaxP", explain=True, text_field=("title", "body"), repeat="title")
+    out = model(titled)
+    right = {"text_field": ("title", "body"), "repeat": "title"}
+    assert set(ld.Evidence(60, **right)(out)["body"].str[:7]) <= {"a title", ""}
+    assert ld.show(out, "1", text_field="body").documents
+    for wrong in ({}, {"text_field": ("title", "body")}, {"text_field": "title"}):
+        with pytest.raises(ValueError, match=r"those of 'body', not of '.*': give text_field="):
+            ld.Evidence(60, **wrong)(out)
+    with pytest.raises(ValueError, match="those of 'body', not of 'text'"):
+        ld.show(out, "1")
+    gold = results[["qid", "docno"]].assign(start=0, end=1)
+    with pytest.raises(ValueError, match="those of 'body', not of 'text'"):
+        ld.evidence_recall(out, gold)
+
+
+def test_texts_that_are_evidence_need_new_windows(results):
+    model = make("MaxP", explain=True)
+    once = (model >> ld.Evidence(60))(results)
+    for again in (ld.Evidence(30), lambda frame: ld.show(frame, "1")):
+        with pytest.raises(ValueError, match="those of texts that Evidence has replaced"):
+            again(once)
+    twice = (model >> ld.Evidence(30))(once)
+    assert (twice["evidence_tokens"] <= once["evidence_tokens"]).all()
+    for text, whole in zip(twice["text"], once["text"], strict=True):
+        assert all(part in whole for part in text.split(" [...] "))
+
+
+def test_windows_that_a_selector_left_out_are_not_handed_on(results):
+    model = make("MaxP", explain=True, preselect=ld.BM25Windows(1))
+    out = (model >> ld.Evidence(500))(results)
+    assert all(len(spans) <= 1 for spans in out["evidence_spans"])
+    assert out["evidence_spans"].tolist() == [
+        [tuple(row.window_spans[0])] if row.text else [] for row in out.itertuples()
+    ]
+
+
+@pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max", "Birch", "MaxSim"])
 def test_tokens_are_those_of_the_model(name, results):
     model = make(name, explain=True)
     out = (model >> ld.Evidence(60))(results)
