@@ -8,7 +8,9 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from .calibrated import Calibrated
 from .reranker import CrossEncoder
+from .saved import CALIBRATION
 
 
 class LongDocArtifact(pt.Artifact, pt.Transformer):
@@ -25,14 +27,15 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self._reranker: CrossEncoder | None = None
+        self._reranker: CrossEncoder | Calibrated | None = None
 
     def __repr__(self) -> str:
         return f"LongDocArtifact({str(self.path)!r})"
 
-    def reranker(self, **parameters: Any) -> CrossEncoder:
-        """Return the model, with these constructor arguments changed (see `CrossEncoder.load`)."""
-        return CrossEncoder.load(str(self.path), **parameters)
+    def reranker(self, **parameters: Any) -> CrossEncoder | Calibrated:
+        """Return the model, `Calibrated` if it was saved so, with changed arguments (see `CrossEncoder.load`)."""
+        cls = Calibrated if (self.path / CALIBRATION).is_file() else CrossEncoder
+        return cls.load(str(self.path), **parameters)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""

@@ -19,9 +19,7 @@ from ..common.frames import numbers, relevance_of
 from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.warnings import warn
 from .reranker import CrossEncoder
-
-FILE = "calibration.json"
-"""Beside a saved model."""
+from .saved import CALIBRATION
 
 FEWEST = 20
 """Relevant documents that `fit` needs, and others: this package's choice."""
@@ -106,16 +104,21 @@ class Calibrated(Presented, pt.Estimator):
         return self
 
     def save(self, folder: str | Path) -> None:
-        """Write the model, if it is one that can be saved, and `calibration.json` beside it."""
+        """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
         if isinstance(self.model, CrossEncoder) and not self.model.is_external:
             self.model.save(folder)
-        with replacing(Path(folder) / FILE) as file:
+        with replacing(Path(folder) / CALIBRATION) as file:
             file.write_text(json.dumps(arguments_of(self, "head")))
 
     @classmethod
     def load(cls, folder: str | Path, model: Any = None, **parameters: Any) -> "Calibrated":
-        """Restore what `save` wrote, with `model` in place of a saved one; `parameters` are `CrossEncoder.load`'s."""
-        arguments = json.loads((Path(folder) / FILE).read_text())
+        """Restore what `save` wrote, with `model` in place of a saved one; `parameters` are `CrossEncoder.load`'s.
+
+        ValueError if the model was none that `save` writes, and `model` is not given.
+        """
+        arguments = json.loads((Path(folder) / CALIBRATION).read_text())
+        if model is None and not (Path(folder) / "config.json").is_file():
+            raise ValueError(f"{str(folder)!r} has a calibration without its model: give Calibrated.load(..., model=)")
         if "window_scores" in (arguments["calibration"] or {"of": ()})["of"]:
             parameters = {"explain": True, **parameters}
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)

@@ -22,6 +22,9 @@ from ..modelling.saved import ITS_NAME, Adapter, apply_adapter, load_model, read
 from ..modelling.templates import Template
 from ..modelling.windows import windows_from_config, windows_to_config
 
+CALIBRATION = "calibration.json"
+"""Beside the model whose scores it turns into probabilities."""
+
 
 def config_of(reranker: Any) -> dict[str, Any]:
     """Return the arguments that define the model, JSON-able, for `arguments_from`."""
@@ -74,6 +77,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None) -> None:
         )
     parameters = config_of(reranker)
     shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of an earlier model
+    (folder / CALIBRATION).unlink(missing_ok=True)
     if reranker.preselect is not None:
         parameters["preselect"] = reranker.preselect.to_config(folder)
     save_model(folder, reranker.model, cls=type(reranker), parameters=parameters, adapter=adapter)

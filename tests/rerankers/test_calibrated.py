@@ -95,6 +95,18 @@ def test_saved_beside_the_model_and_loaded_without_pickle(tmp_path, results):
     assert isinstance(ld.CrossEncoder.load(tmp_path / "model"), ld.MaxP)  # the model alone
     ld.Calibrated(SCORES, calibration=model.calibration).save(tmp_path / "other")  # cannot be saved itself
     assert ld.Calibrated.load(tmp_path / "other", SCORES).calibration == model.calibration
+    with pytest.raises(ValueError, match=r"has a calibration without its model: give Calibrated.load\(..., model=\)"):
+        ld.Calibrated.load(tmp_path / "other")
+
+
+def test_an_artifact_is_calibrated_until_another_model_is_saved_there(tmp_path, results):
+    calibration = {"of": ["score"], "weights": [2.0], "bias": -1.0, "steps": None}
+    model = ld.Calibrated(make("MaxP"), calibration=calibration)
+    model.save(tmp_path)
+    expected = model(results)["probability"]
+    np.testing.assert_allclose(pt.Artifact.load(str(tmp_path))(results)["probability"], expected, rtol=1e-5)
+    make("FirstP").save(tmp_path)
+    assert "probability" not in pt.Artifact.load(str(tmp_path))(results)
 
 
 def test_pipelines_and_identities(results):
