@@ -80,7 +80,8 @@ class MaxSimEncoder(SeparateEncoder):
             longest = min(how.document_length, form.longest or sys.maxsize)
             settings = settings.within(max(1, longest - form.specials))
         super().use(settings)
-        how = replace(how, pooling=settings.token_pooling or how.pooling)
+        if factor := settings.token_pooling:
+            how = replace(how, pooling=factor, pooling_normalizes=how.pooling_normalizes or how.pooling == 1 < factor)
         self.query_form: Any = replace(self.format.query_format or form, vectors=replace(how, side="query"))
         self.format = replace(self.format, vectors=how, query_format=self.query_form)
 

@@ -48,7 +48,7 @@ class TokenVectors:
     mean: bool = False
     pooling: float = 1.0
     protected: int = 1
-    pooling_normalizes: bool = True
+    pooling_normalizes: bool = False
     trained: bool = True
     side: str = "document"
 
@@ -80,10 +80,10 @@ class TokenVectors:
             vectors = nn.functional.normalize(vectors, dim=-1)
         if self.side == "query":
             return vectors / len(vectors) if self.mean else vectors
-        return vectors if self.pooling == 1 else self.pooled(vectors)
+        return self.pooled(vectors)
 
     def pooled(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return about `T / pooling` of `(T, E)` vectors of length 1: the means of clusters by Ward's method.
+        """Return about `T / pooling` of `(T, E)` vectors (of length 1, if this is above 1): means of Ward's clusters.
 
         Clavié et al. 2024 (arXiv 2409.14683), as `HierarchicalTokenPooling` of sentence-transformers 6.2 with scipy.
         """

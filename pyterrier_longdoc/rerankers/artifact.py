@@ -34,7 +34,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
 
     def reranker(self, **parameters: Any) -> CrossEncoder | Calibrated:
         """Return the model, `Calibrated` if it was saved so, with changed arguments (see `CrossEncoder.load`)."""
-        cls = Calibrated if (self.path / CALIBRATION).is_file() else CrossEncoder
+        cls = Calibrated if (Path(str(self.path)) / CALIBRATION).is_file() else CrossEncoder
         return cls.load(str(self.path), **parameters)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:

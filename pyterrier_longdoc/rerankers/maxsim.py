@@ -3,6 +3,7 @@
 # Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,7 +64,7 @@ class MaxSim(SeparateReranker):
     window_size: int | None = argument(None, role="windows", at_least=1)  # type: ignore[assignment]
     stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")  # type: ignore[assignment]
     max_query_len: int | None = argument(None, role="input", at_least=1)
-    token_pooling: float | None = argument(None, role="input", at_least=1)
+    token_pooling: float | None = argument(None, role="input", at_least=1, below=inf)
     vector_cache: str | Path | None = argument(None, role="computing")
     vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
 
@@ -72,7 +73,7 @@ class MaxSim(SeparateReranker):
 
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model and the pooling of tokens."""
-        return [*super().cited(), *(["clavie-2024-reducing"] if self.token_pooling else [])]
+        return [*super().cited(), *(["clavie-2024-reducing"] if (self.token_pooling or 1) > 1 else [])]
 
     def default_windows(self) -> Windows:
         if self.stride is None or self.window_size is None:

@@ -319,7 +319,7 @@ class Reranker(Presented, pt.Transformer):
         }
 
     def _weights_identity(self) -> Any:
-        return self.model.fingerprint()
+        return {"fingerprint": self.model.fingerprint(), "encoder": self.model.backbone.describe()}
 
     # From a frame to scores.
 

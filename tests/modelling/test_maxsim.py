@@ -74,6 +74,24 @@ def test_scores_of_the_library_that_wrote_a_checkpoint(name):
     assert model.coverage.windows == model.coverage.documents
 
 
+def without(folder: Path, kind: str) -> None:
+    file = folder / "modules.json"
+    file.write_text(json.dumps([each for each in json.loads(file.read_text()) if not each["type"].endswith(kind)]))
+
+
+@pytest.mark.parametrize("name", ["st-fixed", "st-min"])
+@pytest.mark.parametrize("kind", ["MultiVectorMask", "Normalize"])
+def test_scores_of_sentence_transformers_without_a_module(name, kind, tmp_path):
+    folder = copy_of(str(FOLDER / name), tmp_path)
+    without(folder, kind)
+    for file in folder.glob("*HierarchicalTokenPooling/config.json"):
+        change(file, pool_factor=1)
+    texts = ["the cat and the dog walk to the river in the rain.", "the old tree"]
+    theirs = reference(str(folder))
+    expected = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(texts)).numpy().ravel()
+    np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(QUERIES, texts)), expected, **CLOSE)
+
+
 def test_fixtures_are_of_three_libraries_and_small():
     libraries = {json.loads((FOLDER / n / "scores.json").read_text(encoding="utf-8"))["library"] for n in NAMES}
     assert {library.split()[0] for library in libraries} == {"sentence-transformers", "pylate", "colbert-ai"}
@@ -179,7 +197,8 @@ def test_pickled_weights_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}, {"stride": 10}]
+    "arguments",
+    [{"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}, {"stride": 10}, {"token_pooling": float("inf")}],
 )
 def test_arguments_without_effect_are_refused(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
@@ -363,7 +382,8 @@ def test_pooling_by_argument_is_that_of_sentence_transformers():
     assert scores(ld.MaxSim(PLAIN, token_pooling=3), frame(QUERIES[:1], [text])).item() == pytest.approx(
         expected, abs=1e-5
     )
-    assert "clavie-2024-reducing" in ld.MaxSim(PLAIN, token_pooling=3).cited()
+    cited = [ld.MaxSim(PLAIN, token_pooling=factor).cited() for factor in (None, 1, 3)]
+    assert ["clavie-2024-reducing" in keys for keys in cited] == [False, False, True]
 
 
 def test_pooling_of_a_checkpoint_can_be_switched_off():

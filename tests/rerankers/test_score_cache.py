@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -118,6 +120,16 @@ def test_weights_are_part_of_the_key(path, results, tmp_path):
         np.testing.assert_allclose(found, scores(make(name, backbone), results), atol=1e-5)
 
 
+def test_the_architecture_is_part_of_the_key(path, results, tmp_path):
+    folder = tiny.checkpoint(tmp_path / "model")
+    config, found = Path(folder) / "config.json", []
+    for activation in ("gelu", "relu"):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": activation}))
+        found.append(scores(make("MaxP", folder, score_cache=path), results))
+        np.testing.assert_allclose(found[-1], scores(make("MaxP", folder), results), rtol=1e-5)
+    assert not np.allclose(*found)
+
+
 def test_fingerprints_of_weights_are_made_once_and_never_stale(path, results, monkeypatch):
     reranker, other = make("MaxP", score_cache=path, training=FAST_LEARNING), make("MaxP")
     model, made = reranker.model, []
@@ -140,7 +152,7 @@ def test_fingerprints_of_weights_are_made_once_and_never_stale(path, results, mo
         for _ in range(3):
             reranker(results)
             repr(reranker)
-            assert reranker.describe()["weights"] == fingerprint(model.state_dict())
+            assert reranker.describe()["weights"]["fingerprint"] == fingerprint(model.state_dict())
         assert len(Store(path)) == 5 * len(seen)
     assert (len(seen), len(made)) == (7, 8)
 

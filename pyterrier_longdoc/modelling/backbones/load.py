@@ -189,8 +189,9 @@ def _side_end(sides: list[int | None], side: int) -> int:
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """Return a Hugging Face configuration as JSON-able values, without its path on this machine."""
-    return {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    """Return a Hugging Face configuration as JSON-able values, without its path here and the library's version."""
+    left_out = ("_name_or_path", "transformers_version")
+    return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
 def load_backbone(

@@ -81,15 +81,16 @@ def _read_modules(
         raise ValueError(f"checkpoint {name!r} begins with a {kinds[0]} or a chat template: MaxSim needs a Transformer")
     lengths = {**_pylate_lengths(general), **config} if is_pylate else config
     longest, expansion = lengths.get("max_seq_length"), lengths.get("query_expansion") or {}
-    is_fixed = expansion.get("strategy") == "fixed"
+    is_fixed, attends = expansion.get("strategy") == "fixed", expansion.get("attend", False)
     settings: dict[str, Any] = {
         "normalize": is_pylate,
         "skipped": general.get("skiplist_words"),
         "mean": general.get("similarity_fn_name") == "meanmaxsim",
         "query_length": expansion["length"] if is_fixed else lengths.get("query_length") or longest,
         "document_length": lengths.get("document_length") or longest,
-        "expand_to": expansion.get("length", 0),
-        "attends": expansion.get("attend", False),
+        # Tokens that are not attended to count only where this module says so.
+        "expand_to": expansion.get("length", 0) if is_pylate or "MultiVectorMask" in kinds or attends else 0,
+        "attends": attends,
         "token": expansion.get("token"),
     }
     if is_pylate and settings["skipped"] is None:
@@ -112,8 +113,6 @@ def _read_modules(
             layers.append((dense_step(name, path, {**config, "module_input_name": _TOKENS}, _TOKENS), path))
         elif kind == "Normalize":
             settings["normalize"] = True
-        elif kind == "HierarchicalTokenPooling":
-            settings["pooling_normalizes"] = False  # the default for files without it
         settings |= {_NAMES[key]: value for key, value in config.items() if key in _NAMES and value is not None}
     return settings, layers
 
