@@ -1,21 +1,27 @@
 """Late interaction beside MaxP and a bi-encoder: what it costs, and with a trained model how good it is.
 
     python -m tests.benchmarks.bench_maxsim cost [--documents 20] [--tokens 1500] [--queries 3]
-    python -m tests.benchmarks.bench_maxsim quality MODEL COLLECTION [--split test] [--queries 300] [--depth 20]
+    python -m tests.benchmarks.bench_maxsim equality
+    python -m tests.benchmarks.bench_maxsim tune MODEL COLLECTION [--task passages] [--queries 100] [--depth 10]
+    python -m tests.benchmarks.bench_maxsim quality MODEL COLLECTION [--task passages] [--weights MaxSim=0.25 ...]
 
 `cost`: seconds for a query over the same documents of `longdoc:docstrings` with at least so many tokens: the first
 query, another one with the vectors in memory, and another one with the vectors on disk alone, as a new process has
 them; and the bytes of a token on disk. Weights do not matter: MaxSim has the packaged encoder with a random projection.
 
-`quality`: MODEL is a folder that `MaxSim.save` wrote, COLLECTION one with gold text (`longdoc:folder:PATH`). nDCG@10
-over BM25's best documents, alone and in a sum with BM25 by a weight chosen on the dev split, beside the packaged MaxP
-and BiEncoder and MaxP over each selector's three best windows; and evidence@1 and @3 of the windows by four selectors.
-Needs the extra `demo`. All figures are in float32.
+`equality`: largest differences from the scores of the libraries that wrote the checkpoints of the tests.
+
+`quality`: MODEL is a folder that `MaxSim.save` wrote, COLLECTION one with gold text or judgements (a folder as
+`longdoc:folder:PATH` reads it). nDCG@10 over BM25's best documents, or passages, alone and in a sum with BM25, beside
+BiEncoder, the packaged models that read all windows, and those over each selector's three best windows; and evidence@1
+and @3 of the windows by four selectors. `tune` shows sums by weight on the dev split. Needs the extra `demo`. All
+figures are in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 import warnings
@@ -23,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyterrier as pt
 import torch
@@ -114,55 +121,116 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+# Equality.
+
+
+def equality() -> pd.DataFrame:
+    """Return a row for each checkpoint that another library has written and scored with."""
+    rows = []
+    for file in sorted((Path(__file__).parents[1] / "support" / "late_interaction").glob("*/scores.json")):
+        theirs = json.loads(file.read_text(encoding="utf-8"))
+        expected, model = np.array(theirs["scores"]), ld.MaxSim(str(file.parent), **FP32)
+        ours = np.stack([model.rank(q, theirs["texts"]).sort_values("number")["score"] for q in theirs["queries"]])
+        rows.append([file.parent.name, theirs["library"], expected.size, expected.max(), abs(ours - expected).max()])
+    return pd.DataFrame(rows, columns=["checkpoint", "written by", "scores", "largest", "largest difference"])
+
+
 # Quality.
 
 
-def quality(args: argparse.Namespace) -> None:
-    """Print nDCG@10 and RR with tests against MaxP, and evidence@1 and @3."""
-    late = ld.MaxSim.load(args.model, **WHOLE, **FP32)
+class Judged:
+    """A collection with human judgements and no splits: `texts, topics, qrels`, and nothing `placed`."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        dataset = pt.get_dataset(f"longdoc:folder:{folder}")
+        self.texts = {docno: row["text"] for docno, row in dataset.documents.items()}
+        self.qrels = dataset.get_qrels()
+        self.topics = dataset.get_topics().query("qid in @self.qrels.qid").head(number)
+        self.placed = None
+
+    def task(self, name: str) -> tuple[dict[str, str], pd.DataFrame]:
+        return self.texts, self.qrels
+
+
+def questions_of(folder: Path, split: str, number: int) -> Any:
+    """The questions of a split, or all topics of a collection without splits."""
+    return Questions(folder, split, number) if (folder / "splits.tsv").is_file() else Judged(folder, number)
+
+
+def systems_of(model: str, *, selectors: bool) -> dict[str, Any]:
+    """Models that read all windows, and the packaged ones over each selector's three best windows."""
     maxp = ld.CrossEncoder.load("longdoc:maxp", **FP32)
-    embeddings = ld.BiEncoder(ENCODER, windows=maxp.make_windows(), **FP32)
-    selectors = {
+    late = ld.MaxSim.load(model, **WHOLE, **FP32)
+    systems = {
+        "MaxP": maxp,
+        "BiEncoder": ld.BiEncoder(ENCODER, windows=maxp.make_windows(), **FP32),
+        "MaxSim": late,
+        "FirstP": ld.CrossEncoder.load("longdoc:firstp", **FP32),
+    }
+    chosen_by = {
         "BM25Windows": ld.BM25Windows(SELECTED),
         "EmbeddingWindows": ld.EmbeddingWindows(SELECTED, ld.BiEncoder(ENCODER, **FP32)),
         "CrossEncoderWindows": ld.CrossEncoderWindows(SELECTED, ld.CrossEncoder.load("longdoc:firstp", **FP32)),
         "MaxSimWindows": ld.MaxSimWindows(SELECTED, late),
     }
-    systems = {"MaxP": maxp, "BiEncoder": embeddings, "MaxSim": late}
-    for name, selector in selectors.items():
+    for name, selector in chosen_by.items() if selectors else ():
         systems[f"MaxP, {name}"] = ld.CrossEncoder.load("longdoc:maxp", preselect=selector, **FP32)
-    questions = Questions(args.collection, args.split, args.queries)
-    found = candidates(questions.texts, questions.topics, args.depth)
+    if selectors:
+        parade = ld.CrossEncoder.load("longdoc:parade-attn", preselect=chosen_by["BM25Windows"], **FP32)
+        systems["PARADE attn, BM25Windows"] = parade
+    return systems
+
+
+def quality(args: argparse.Namespace) -> None:
+    """Print nDCG@10 and RR with intervals and tests against MaxP, and evidence@1 and @3."""
+    is_whole = args.task == "documents"
+    systems = systems_of(args.model, selectors=is_whole)
+    questions = questions_of(args.collection, args.split, args.queries)
+    texts, qrels = questions.task(args.task)
+    found = candidates(texts, questions.topics, args.depth)
     frames = {"BM25": found}
     for name, model in systems.items():
         start = time.process_time()
         frames[name] = model(found)
         print(f"{name}: {time.process_time() - start:.0f} CPU seconds", flush=True)
-    tune = Questions(args.collection, "dev", args.queries)
-    tuning = candidates(tune.texts, tune.topics, args.depth)
-    for name in ("MaxP", "MaxSim", "BiEncoder"):
-        weight = best_weight(systems[name](tuning), tuning, tune)
-        frames[f"{name} + {weight:g} BM25"] = with_bm25(frames[name], found, weight)
-    results = ld.Experiment(frames, questions.topics, questions.qrels, [nDCG @ 10, RR], baseline="MaxP")
-    print(results.table.to_string(index=False))
+    for name in ("MaxP", "BiEncoder", "MaxSim"):
+        weight = dict(args.weights).get(name, 0.0)
+        if weight:
+            frames[f"{name} + {weight:g} BM25"] = with_bm25(frames[name], found, weight)
+    results = ld.Experiment(frames, questions.topics, qrels, [nDCG @ 10, RR], baseline="MaxP")
+    print(f"{args.collection.name}, {args.task}: {len(questions.topics)} queries, the best {args.depth} of BM25")
+    columns = ["name", "measure", "mean", "difference", "low", "high", "p-value", "p-value corrected"]
+    print(results.means.to_string(), results.comparisons[columns].to_string(index=False), sep="\n")
+    if is_whole and questions.placed is not None:
+        show_evidence(args.model, systems, questions)
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Print the weight of BM25 in the sum with each model that has the highest nDCG@10 on a dev split."""
+    questions = Questions(args.collection, "dev", args.queries)
+    texts, qrels = questions.task(args.task)
+    found = candidates(texts, questions.topics, args.depth)
+    systems = systems_of(args.model, selectors=False)
+    weights = [0.0, *(2.0**power for power in range(-6, 4))]
+    for name in ("MaxP", "BiEncoder", "MaxSim"):
+        run = systems[name](found)
+        runs = {f"{weight:g}": with_bm25(run, found, weight) for weight in weights}
+        means = ld.Experiment(runs, questions.topics, qrels, [nDCG @ 10]).means["nDCG@10"]
+        print(f"{name}: {means.round(3).to_dict()}", flush=True)
+
+
+def show_evidence(model: str, systems: dict[str, Any], questions: Questions) -> None:
+    """Print how often the best windows of the right document, MaxP's windows for all, have the gold text."""
     rows = questions.placed[["qid", "docno"]].drop_duplicates().merge(questions.topics, on="qid")
     rows = rows.assign(text=rows["docno"].map(questions.texts))
     by_window = {
-        "CrossEncoderWindows": maxp,
-        "EmbeddingWindows": embeddings,
-        "MaxSimWindows": ld.MaxSim.load(args.model, windows=maxp.make_windows(), **WHOLE, **FP32),
+        "CrossEncoderWindows": systems["MaxP"],
+        "EmbeddingWindows": systems["BiEncoder"],
+        "MaxSimWindows": ld.MaxSim.load(model, windows=systems["MaxP"].make_windows(), **WHOLE, **FP32),
     }
     evidence = ld.evidence_recall(explained(by_window, rows), questions.placed)
     print(evidence.table.to_string(index=False))
-    print(evidence.comparisons.to_string(index=False))
-
-
-def best_weight(run: pd.DataFrame, bm25: pd.DataFrame, questions: Questions) -> float:
-    """The weight of BM25 in the sum with the highest nDCG@10."""
-    weights = [0.0, *(2.0**power for power in range(-6, 4))]
-    runs = {str(weight): with_bm25(run, bm25, weight) for weight in weights}
-    means = ld.Experiment(runs, questions.topics, questions.qrels, [nDCG @ 10]).means["nDCG@10"]
-    return float(means.idxmax())
+    print(evidence.comparisons[["name", "reference", "measure", "difference", "low", "high"]].to_string(index=False))
 
 
 def with_bm25(run: pd.DataFrame, bm25: pd.DataFrame, weight: float) -> pd.DataFrame:
@@ -182,6 +250,12 @@ def explained(models: dict[str, Any], rows: pd.DataFrame) -> dict[str, pd.DataFr
     return frames
 
 
+def weight_of(text: str) -> tuple[str, float]:
+    """`MaxSim=0.5`."""
+    name, weight = text.split("=")
+    return name, float(weight)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -189,19 +263,25 @@ def main() -> None:
     first = commands.add_parser("cost")
     for name, default in {"documents": 20, "tokens": 1500, "queries": 3}.items():
         first.add_argument(f"--{name}", type=int, default=default)
-    second = commands.add_parser("quality")
-    second.add_argument("model")
-    second.add_argument("collection", type=Path)
+    commands.add_parser("equality")
+    second, third = commands.add_parser("quality"), commands.add_parser("tune")
+    for each in (second, third):
+        each.add_argument("model")
+        each.add_argument("collection", type=Path)
+        each.add_argument("--task", choices=("documents", "passages"), default="documents")
+        for name, default in {"queries": 100, "depth": 10}.items():
+            each.add_argument(f"--{name}", type=int, default=default)
     second.add_argument("--split", default="test")
-    for name, default in {"queries": 300, "depth": 20}.items():
-        second.add_argument(f"--{name}", type=int, default=default)
+    second.add_argument("--weights", nargs="*", type=weight_of, default=[], metavar="MODEL=WEIGHT")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"{processor()}, {torch.get_num_threads()} thread(s)")
     if args.command == "cost":
         print(cost(args).to_string(index=False, float_format="{:.2f}".format, na_rep=""))
+    elif args.command == "equality":
+        print(equality().to_string(index=False))
     else:
-        quality(args)
+        {"quality": quality, "tune": tune}[args.command](args)
 
 
 if __name__ == "__main__":
