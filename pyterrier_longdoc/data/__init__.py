@@ -7,13 +7,13 @@ from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant, write_far_relevant
 from .folder import FolderDataset
 from .gold import from_passage_qrels, read_squad
-from .leaks import check_leaks, find_leaks
+from .leaks import find_leaks
 from .needle import needle, passkey
 from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
 from .rotation import RotateDocuments, position_augmentation
 
 __all__ = [
-    "CollectionParts", "DocstringsDataset", "FolderDataset", "PositionedCollection", "RotateDocuments", "check_leaks",
+    "CollectionParts", "DocstringsDataset", "FolderDataset", "PositionedCollection", "RotateDocuments",
     "far_relevant", "find_leaks", "from_passage_qrels", "needle", "passkey", "position_augmentation", "read_bright",
     "read_colder", "read_far_relevant", "read_fineweb_posq", "read_longembed", "read_mldr", "read_squad",
     "read_squad_posq", "write_far_relevant",

@@ -26,14 +26,6 @@ def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["kind", "split", "qid", "docno", "other"])
 
 
-def check_leaks(collection: PositionedCollection) -> None:
-    """Raise ValueError if there is any leak; see `find_leaks`."""
-    leaks = find_leaks(collection)
-    if len(leaks):
-        counts = ", ".join(f"{count} x {kind}" for kind, count in leaks["kind"].value_counts().items())
-        raise ValueError(f"{collection!r} leaks: {counts}; find_leaks shows them, the first is {dict(leaks.iloc[0])}")
-
-
 def _shared_between_splits(collection: PositionedCollection) -> Iterator[tuple[str, ...]]:
     splits = collection.splits
     if len(splits) < 2:

@@ -6,12 +6,11 @@ from .experiment import Experiment, ExperimentWarning
 from .explain_query import QueryExplanation
 from .results import ExperimentResults
 from .significance import Statistics
-from .sweeps import Sweep, sweep_depth, sweep_passages, sweep_truncation, sweep_windows
+from .sweeps import Sweep, sweep
 from .systems import Fold
 from .tables import PaperTable, paper_table
 
 __all__ = [
     "Experiment", "ExperimentResults", "ExperimentWarning", "Fold", "PaperTable", "QueryExplanation", "Statistics",
-    "Sweep", "paper_table", "plot_efficiency", "read_run", "sweep_depth", "sweep_passages", "sweep_truncation",
-    "sweep_windows", "write_run",
+    "Sweep", "paper_table", "plot_efficiency", "read_run", "sweep", "write_run",
 ]  # fmt: skip

@@ -1,12 +1,11 @@
-"""One setting varied at a time: truncation, windows, passages, first-stage depth."""
+"""A model with several settings: truncation, windows, numbers of windows, depth of the first stage."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import pandas as pd
 import pyterrier as pt
@@ -19,21 +18,12 @@ from .results import ExperimentResults
 ModelOrFactory = pt.Transformer | Callable[..., pt.Transformer]
 LABELS = {
     "chunks": "chunks that are read",
+    "max_doc_len": "tokens that are read",
     "window_size": "window size (tokens)",
     "stride": "stride (tokens)",
-    "training": "windows at training",
-    "inference": "windows at inference",
     "depth": "documents that are reranked",
 }
 """Axis labels by parameter."""
-
-
-class _Setting(NamedTuple):
-    """One setting of a sweep: the table's parameters, the model's arguments, and attributes to set afterwards."""
-
-    parameters: Mapping[str, Any]
-    arguments: Mapping[str, Any] = MappingProxyType({})
-    attributes: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,132 +69,63 @@ class Sweep:
         return ax
 
 
-def sweep_truncation(
+def sweep(
     first_stage: pt.Transformer,
     model: ModelOrFactory,
+    settings: Sequence[Mapping[str, Any]],
     topics: pd.DataFrame,
     qrels: pd.DataFrame,
     metrics: Sequence[Any],
     *,
-    chunks: Sequence[int] = (1, 2, 3, 4, 5, 6),
-    chunk_len: int = 477,
+    inference: Sequence[Mapping[str, Any]] = (),
     **experiment: Any,
 ) -> Sweep:
-    """Cut documents after 1, 2, ... chunks (`max_doc_len`): Table 6 of Boytsov et al. 2025.
+    """Try a model with several settings, such as documents cut after 1, 2, ... chunks (Boytsov et al. 2025, Table 6).
 
     Args:
         first_stage: retriever and text loader.
         model: a transformer, whose attributes are varied at inference, or a function `model(seed=..., max_doc_len=...)`
             that makes a model for each setting, and trains it as in the paper.
+        settings: one or two arguments of the model by name, for each system. `depth` drops all but the best so many
+            documents of the first stage.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
         metrics: measures.
-        chunks: the numbers to try.
-        chunk_len: tokens of a chunk; 477 in the paper.
+        inference: attributes with which each model is tried, once it is made (PARADE: numbers of windows).
         **experiment: for `Experiment`, e.g. `seeds`, `save_dir`, `efficiency`.
+
+    Example:
+        `sweep(bm25, ld.MaxP(), [{"max_doc_len": 477 * n} for n in range(1, 7)], topics, qrels, [nDCG @ 20]).plot()`
     """
-    settings = {
-        f"{n} chunk{'s' if n > 1 else ''}": _Setting({"chunks": n}, {"max_doc_len": n * chunk_len}) for n in chunks
-    }
-    return _sweep(first_stage, model, settings, topics, qrels, metrics, experiment)
-
-
-def sweep_windows(
-    first_stage: pt.Transformer,
-    model: ModelOrFactory,
-    topics: pd.DataFrame,
-    qrels: pd.DataFrame,
-    metrics: Sequence[Any],
-    *,
-    window_sizes: Sequence[int] = (75, 150, 300),
-    strides: Sequence[int] = (75, 150, 300),
-    **experiment: Any,
-) -> Sweep:
-    """Try all combinations of window size and stride that read all text (stride <= window size).
-
-    `window_sizes` (150 in Boytsov et al. 2025) and `strides` are in tokens; a function as model gets `window_size` and
-    `stride`. The other arguments are those of `sweep_truncation`.
-    """
-    pairs = [{"window_size": size, "stride": stride} for size in window_sizes for stride in strides if stride <= size]
-    settings = {f"window {pair['window_size']}, stride {pair['stride']}": _Setting(pair, pair) for pair in pairs}
-    return _sweep(first_stage, model, settings, topics, qrels, metrics, experiment)
-
-
-def sweep_passages(
-    first_stage: pt.Transformer,
-    model: Callable[..., pt.Transformer],
-    topics: pd.DataFrame,
-    qrels: pd.DataFrame,
-    metrics: Sequence[Any],
-    *,
-    seeds: Sequence[int],
-    train: Sequence[int] = (4, 8, 16),
-    test: Sequence[int] = (4, 8, 16),
-    **experiment: Any,
-) -> Sweep:
-    """Try the number of windows (`max_windows`) at training, `train`, against that at inference, `test`.
-
-    `model(seed=..., max_windows=...)` makes and trains a model, once for each seed and number. The other
-    arguments are those of `sweep_truncation`.
-    """
-    if isinstance(model, pt.Transformer):
-        raise ValueError(f"model= must be a function of seed and max_windows that makes and trains one, not {model!r}")
-    # Systems come one after the other, each with all seeds and folds: the cache holds the models of one of them.
-    cached_model = functools.lru_cache(maxsize=len(seeds) * len(experiment.get("folds") or [None]))(model)
-    settings = {
-        f"{a} at training, {b} at inference": _Setting(
-            {"inference": b, "training": a}, {"max_windows": a}, {"max_windows": b}
-        )
-        for a in train
-        for b in test
-    }
-    return _sweep(first_stage, cached_model, settings, topics, qrels, metrics, {"seeds": seeds, **experiment})
-
-
-def sweep_depth(
-    first_stage: pt.Transformer,
-    model: ModelOrFactory,
-    topics: pd.DataFrame,
-    qrels: pd.DataFrame,
-    metrics: Sequence[Any],
-    *,
-    depths: Sequence[int] = (10, 20, 50, 100),
-    **experiment: Any,
-) -> Sweep:
-    """Rerank the best 10, 20, ... documents of the first stage; all others are dropped.
-
-    The first stage must return as many documents as the largest of `depths` (100 in Boytsov et al. 2025). A function as
-    model gets the seed only. The other arguments are those of `sweep_truncation`.
-    """
-    settings = {f"depth {depth}": _Setting({"depth": depth}) for depth in depths}
-    return _sweep(first_stage, model, settings, topics, qrels, metrics, experiment)
-
-
-def _sweep(
-    first_stage: pt.Transformer,
-    model: ModelOrFactory,
-    settings: Mapping[str, _Setting],
-    topics: pd.DataFrame,
-    qrels: pd.DataFrame,
-    metrics: Sequence[Any],
-    experiment: dict[str, Any],
-) -> Sweep:
-    systems = {name: _system(first_stage, model, setting) for name, setting in settings.items()}
+    if inference and isinstance(model, pt.Transformer):
+        raise ValueError(f"with inference= model must be a function that makes and trains one, not {model!r}")
+    if inference:
+        # Systems come one after the other, each with all seeds and folds: the cache holds the models of one of them.
+        size = len(experiment.get("seeds") or [None]) * len(experiment.get("folds") or [None])
+        model = cast(ModelOrFactory, functools.lru_cache(maxsize=size)(model))
+    systems, parameters = {}, []
+    for setting in settings:
+        for later in inference or [{}]:
+            parameters.append({**setting, **{f"{name} at inference": value for name, value in later.items()}})
+            name = ", ".join(f"{parameter} {value}" for parameter, value in parameters[-1].items())
+            systems[name] = _system(first_stage, model, setting, later)
     first, *others = systems or [""]
     arguments = {"partner": dict.fromkeys(others, first), **experiment}
-    results = Experiment(systems, topics, qrels, metrics, **arguments)
-    return Sweep(results, pd.DataFrame([setting.parameters for setting in settings.values()]))
+    return Sweep(Experiment(systems, topics, qrels, metrics, **arguments), pd.DataFrame(parameters))
 
 
-def _system(first_stage: pt.Transformer, model: ModelOrFactory, setting: _Setting) -> Callable[..., pt.Transformer]:
+def _system(
+    first_stage: pt.Transformer, model: ModelOrFactory, setting: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> Callable[..., pt.Transformer]:
     """Return a factory, so that each setting's model is made in its turn and dropped after it."""
-    stage = first_stage % setting.parameters["depth"] if "depth" in setting.parameters else first_stage
+    arguments = {name: value for name, value in setting.items() if name != "depth"}
+    stage = first_stage % setting["depth"] if "depth" in setting else first_stage
     if isinstance(model, pt.Transformer):
-        return lambda: stage >> _with_attributes(model, {**setting.arguments, **setting.attributes})
+        return lambda: stage >> _with_attributes(model, arguments)
 
     def make(seed: int, fold: Any = None) -> pt.Transformer:
-        arguments = {**setting.arguments, **({} if fold is None else {"fold": fold})}
-        return stage >> _with_attributes(model(seed=seed, **arguments), setting.attributes)
+        trained = model(seed=seed, **arguments, **({} if fold is None else {"fold": fold}))
+        return stage >> _with_attributes(trained, attributes)
 
     return make
 

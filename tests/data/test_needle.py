@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data import check_leaks
+from pyterrier_longdoc.data import find_leaks
 from pyterrier_longdoc.data.needle import invented_needles, needle, passkey, passkeys
 
 from ..support import tiny
@@ -41,7 +41,7 @@ def test_documents_have_their_lengths_and_one_answer(build):
     assert collection.splits == {"64": [f"q64-{i}" for i in range(3)], "128": [f"q128-{i}" for i in range(3)]}
     assert set(collection.get_qrels("64")["docno"]) == {"64-0", "64-1", "64-2"}
     assert collection.parts.groups == {docno: docno.partition("-")[0] for docno in collection.documents}
-    check_leaks(collection)
+    assert find_leaks(collection).empty
 
 
 def test_answers_stand_between_sentences_anywhere():

@@ -3,7 +3,7 @@ from functools import partial
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.data import DocstringsDataset, check_leaks, needle, passkey, provider
+from pyterrier_longdoc.data import DocstringsDataset, find_leaks, needle, passkey, provider
 from pyterrier_longdoc.data.docstrings import SPLITS, VARIANTS
 from pyterrier_longdoc.data.far_relevant import PASSAGE_POSITIONS
 from pyterrier_longdoc.data.html import DecodedDataset
@@ -32,7 +32,7 @@ def test_docstrings_with_known_positions(short_docstrings):
         for split in collection.splits:
             assert set(collection.get_topics(split)["qid"]) <= set(short_docstrings.get_topics(split)["qid"])
         assert collection.lengths().max() <= 1431
-        check_leaks(collection)
+        assert find_leaks(collection).empty
     early = made["early"].gold
     assert (early["first_token"][early["end"] - early["start"] > 2000] == 0).all()
     assert made["far"].gold["first_token"].min() >= 512

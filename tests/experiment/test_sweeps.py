@@ -7,7 +7,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.experiment import Experiment, sweep_depth, sweep_passages, sweep_truncation, sweep_windows
+from pyterrier_longdoc.experiment import Experiment, sweep
 
 from ..support import synthetic
 
@@ -35,40 +35,43 @@ def alone(model, first=FIRST):
     return Experiment([first >> model], TOPICS, QRELS, ["AP"], names=["x"]).means.loc["x", "AP"]
 
 
+def lengths(*values):
+    return [{"max_doc_len": value} for value in values]
+
+
 def test_truncation():
     pytest.importorskip("matplotlib")
-    sweep = sweep_truncation(FIRST, Model(), TOPICS, QRELS, METRICS, chunks=(1, 2, 6))
-    assert sweep.table["chunks"].tolist() == [1, 2, 6]
-    assert sweep.table["AP"].tolist() == [alone(Model(477)), alone(Model(2 * 477)), alone(Model(6 * 477))]
-    assert sweep.results.names == ["1 chunk", "2 chunks", "6 chunks"]
-    assert sweep.results.statistics.partner == {"2 chunks": "1 chunk", "6 chunks": "1 chunk"}
-    [line] = [line for line in sweep.plot("AP").lines if line.get_marker() == "o"]
-    assert line.get_xydata().tolist() == sweep.table[["chunks", "AP"]].to_numpy().tolist()
+    found = sweep(FIRST, Model(), lengths(5, 10, 30), TOPICS, QRELS, METRICS)
+    assert found.table["max_doc_len"].tolist() == [5, 10, 30]
+    assert found.table["AP"].tolist() == pytest.approx([alone(Model(5)), alone(Model(10)), alone(Model(30))])
+    assert found.results.names == ["max_doc_len 5", "max_doc_len 10", "max_doc_len 30"]
+    assert found.results.statistics.partner == dict.fromkeys(found.results.names[1:], "max_doc_len 5")
+    [line] = [line for line in found.plot("AP").lines if line.get_marker() == "o"]
+    assert line.get_xydata().tolist() == found.table[["max_doc_len", "AP"]].to_numpy().tolist()
     with pytest.raises(ValueError, match="measure"):
-        sweep.plot("RR")
+        found.plot("RR")
 
 
-def test_truncation_with_a_model_trained_for_each_setting():
+def test_a_model_trained_for_each_setting():
     made = []
 
     def model(seed, max_doc_len):
         made.append((seed, max_doc_len))
         return Model(max_doc_len, noise=seed)
 
-    sweep = sweep_truncation(FIRST, model, TOPICS, QRELS, METRICS, chunks=(1, 2), chunk_len=10, seeds=[0, 1])
+    found = sweep(FIRST, model, lengths(10, 20), TOPICS, QRELS, METRICS, seeds=[0, 1])
     assert made == [(0, 10), (1, 10), (0, 20), (1, 20)]
-    assert sweep.table.loc[1, "AP"] == pytest.approx((alone(Model(20)) + alone(Model(20, noise=1))) / 2)
-    assert sweep.table.loc[1, "AP std"] > 0
+    assert found.table.loc[1, "AP"] == pytest.approx((alone(Model(20)) + alone(Model(20, noise=1))) / 2)
+    assert found.table.loc[1, "AP std"] > 0
 
 
-def test_windows_and_strides():
+def test_two_arguments():
     pytest.importorskip("matplotlib")
-    sweep = sweep_windows(
-        FIRST, Model(), TOPICS, QRELS, METRICS, window_sizes=(75, 150), strides=(50, 100), baseline=[1]
-    )
-    assert sweep.parameters.to_numpy().tolist() == [[75, 50], [150, 50], [150, 100]]
-    assert sweep.table.loc[2, "AP"] == alone(Model(window_size=150, stride=100))
-    ax = sweep.plot()
+    pairs = [{"window_size": size, "stride": stride} for size, stride in ((75, 50), (150, 50), (150, 100))]
+    found = sweep(FIRST, Model(), pairs, TOPICS, QRELS, METRICS, baseline=[1])
+    assert found.parameters.to_dict("records") == pairs
+    assert found.table.loc[2, "AP"] == pytest.approx(alone(Model(window_size=150, stride=100)))
+    ax = found.plot()
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stride (tokens): 50", "stride (tokens): 100"]
     assert list(ax.get_xticks()) == [75, 150]
     (_, of_50), (of_100,) = (container[0].get_xdata() for container in ax.containers)
@@ -76,35 +79,38 @@ def test_windows_and_strides():
 
 
 @pytest.mark.parametrize("folds", [None, [TOPICS["qid"].iloc[i::2].tolist() for i in range(2)]])
-def test_passages_at_training_and_at_inference(folds):
+def test_windows_at_training_and_at_inference(folds):
     made = []
 
     def model(seed, max_windows, fold=None):
         made.append((max_windows, seed, fold and fold.index))
         return Model(max_windows=max_windows, noise=100 * seed + 1000 * max_windows)
 
-    sweep = sweep_passages(FIRST, model, TOPICS, QRELS, METRICS, seeds=[0, 1], train=(1, 4), test=(2, 3), folds=folds)
+    training, inference = ([{"max_windows": number} for number in numbers] for numbers in ((1, 4), (2, 3)))
+    arguments = {"inference": inference, "seeds": [0, 1], "folds": folds}
+    found = sweep(FIRST, model, training, TOPICS, QRELS, METRICS, **arguments)
     assert made == list(product((1, 4), (0, 1), (0, 1) if folds else (None,)))  # each is trained once
-    assert sweep.parameters.to_numpy().tolist() == [[2, 1], [3, 1], [2, 4], [3, 4]]
+    assert found.parameters.columns.tolist() == ["max_windows", "max_windows at inference"]
+    assert found.parameters.to_numpy().tolist() == [[1, 2], [1, 3], [4, 2], [4, 3]]
     if not folds:
         expected = [alone(Model(max_windows=3, noise=100 * seed + 4000)) for seed in (0, 1)]
-        assert sweep.table.loc[3, "AP"] == pytest.approx(np.mean(expected))
+        assert found.table.loc[3, "AP"] == pytest.approx(np.mean(expected))
 
 
-def test_passages_want_a_function():
-    with pytest.raises(ValueError, match="model="):
-        sweep_passages(FIRST, Model(), TOPICS, QRELS, METRICS, seeds=[0])
+def test_settings_at_inference_want_a_function():
+    with pytest.raises(ValueError, match="with inference= model must be a function"):
+        sweep(FIRST, Model(), lengths(1), TOPICS, QRELS, METRICS, inference=[{"max_windows": 1}])
 
 
 def test_depth():
-    sweep = sweep_depth(FIRST, Model(), TOPICS, QRELS, METRICS, depths=(3, 6))
-    assert sweep.table["AP"].tolist() == [alone(Model(), FIRST % 3), alone(Model(), FIRST % 6)]
-    assert sweep.table.columns[:3].tolist() == ["depth", "name", "nDCG@5"]
+    found = sweep(FIRST, Model(), [{"depth": 3}, {"depth": 6}], TOPICS, QRELS, METRICS)
+    assert found.table["AP"].tolist() == pytest.approx([alone(Model(), FIRST % 3), alone(Model(), FIRST % 6)])
+    assert found.table.columns[:3].tolist() == ["depth", "name", "nDCG@5"]
 
 
 def test_real_rerankers_can_be_varied(cross_encoder):
     candidates = FIRST % 2 >> pt.apply.text(lambda row: "the cat and the dog " * (1 + len(row["docno"])))
     model = ld.MaxP(cross_encoder, window_size=20, stride=10, max_query_len=8)
-    sweep = sweep_windows(candidates, model, TOPICS.head(4), QRELS, METRICS, window_sizes=(5, 10), strides=(5,))
-    assert len(sweep.table) == 2
+    sizes = [{"window_size": size, "stride": 5} for size in (5, 10)]
+    assert len(sweep(candidates, model, sizes, TOPICS.head(4), QRELS, METRICS).table) == 2
     assert (model.window_size, model.stride) == (20, 10)
