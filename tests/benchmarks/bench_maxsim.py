@@ -199,7 +199,7 @@ def quality(args: argparse.Namespace) -> None:
         weight = dict(args.weights).get(name, 0.0)
         if weight:
             frames[f"{name} + {weight:g} BM25"] = with_bm25(frames[name], found, weight)
-    results = ld.Experiment(frames, questions.topics, qrels, [nDCG @ 10, RR], baseline="MaxP")
+    results = ld.Experiment(frames, questions.topics, qrels, [nDCG @ 10, RR], baseline="MaxP", correction="holm")
     print(f"{args.collection.name}, {args.task}: {len(questions.topics)} queries, the best {args.depth} of BM25")
     columns = ["name", "measure", "mean", "difference", "low", "high", "p-value", "p-value corrected"]
     print(results.means.to_string(), results.comparisons[columns].to_string(index=False), sep="\n")
