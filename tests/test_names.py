@@ -254,7 +254,7 @@ def test_names_of_longdoc_are_there(path):
 
 
 WITHOUT_EXAMPLE = {"Above", "CallableBackend", "Experiment", "FirstK", "HuggingFaceBackend", "InputLayout", "LLMClient"}
-WITHOUT_EXAMPLE |= {"merge_run", "read_far_relevant", "recipes", "reliability"}
+WITHOUT_EXAMPLE |= {"SlidingWords", "merge_run", "read_far_relevant", "recipes", "reliability"}
 """Shown beside what they belong to, or on a page of their own."""
 
 

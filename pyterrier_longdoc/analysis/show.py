@@ -300,11 +300,9 @@ class _DocumentHtml:
         if not text:
             return ""
         content = f"<b>{escape(text)}</b>" if part.is_place else escape(text)
-        span = f'<span style="{self._background(part)}">{content}</span>'
+        shade = max(self.shades[i] for i in part.windows)
+        span = f'<span style="background:rgba(0,114,178,{shade:g})">{content}</span>'
         return f"<u>{span}</u>" if self.document.best in part.windows else span
-
-    def _background(self, part: _Part) -> str:
-        return f"background:rgba(0,114,178,{max(self.shades[i] for i in part.windows):g})"
 
 
 def _groups_of(parts: Sequence[_Part]) -> Iterator[list[_Part]]:

@@ -286,9 +286,6 @@ class SlidingWords(_TextWindows):
         size: words in a window.
         stride: words from one window's start to the next one's, at most `size`.
         max_tokens: most tokens in a window; None for what the backbone takes.
-
-    Example:
-        `ld.PARADE(windows=ld.SlidingWords(150, 100))`
     """
 
     size: int = argument(150, at_least=1)
