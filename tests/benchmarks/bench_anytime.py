@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_anytime record PATH/time PATH/fairytaleqa PATH/newwiki docstrings --to FOLDER
     python -m tests.benchmarks.bench_anytime simulate time fairytaleqa newwiki docstrings --to FOLDER [--plot FILE.svg]
 
-`record` scores all windows of BM25's first `--depth` documents by a packaged MaxP in bfloat16, and by BM25 with the
+`record` scores all windows of BM25's first `--depth` documents by a packaged MaxP in float32, and by BM25 with the
 word frequencies of the collection, the cheap selector. It writes a line of JSON for each query and document; what is
 written already is not scored again. Queries are `--dev` of the dev split and `--test` of the test split, drawn at
 random; a collection without splits is divided.
@@ -52,8 +52,11 @@ def dataset_of(name: str) -> Any:
     return pt.get_dataset("longdoc:docstrings" if name == "docstrings" else f"longdoc:folder:{name}")
 
 
-def topics_of(dataset: Any, dev: int, test: int) -> pd.DataFrame:
-    """`qid, query, part`: dev and test queries, drawn at random from the splits, or from all queries."""
+def topics_of(dataset: Any, dev: int, test: int, skip: int = 0) -> pd.DataFrame:
+    """`qid, query, part`: dev and test queries, drawn at random from the splits, or from all queries.
+
+    From a test split the first `skip` that are drawn are left out.
+    """
     rng = np.random.default_rng(0)
     try:
         pools = {part: dataset.get_topics(part) for part in ("dev", "test")}
@@ -61,9 +64,9 @@ def topics_of(dataset: Any, dev: int, test: int) -> pd.DataFrame:
         judged = dataset.get_topics().query("qid in @qids", local_dict={"qids": set(dataset.get_qrels()["qid"])})
         mixed = judged.iloc[rng.permutation(len(judged))]
         pools = {"dev": mixed.iloc[: min(dev, len(mixed) // 3)], "test": mixed.iloc[min(dev, len(mixed) // 3) :]}
-    drawn = {
-        part: pool.iloc[rng.permutation(len(pool))[: {"dev": dev, "test": test}[part]]] for part, pool in pools.items()
-    }
+        skip = 0
+    parts = {"dev": slice(dev), "test": slice(skip, skip + test)}
+    drawn = {part: pool.iloc[rng.permutation(len(pool))[parts[part]]] for part, pool in pools.items()}
     return pd.concat([frame.assign(part=part)[["qid", "query", "part"]] for part, frame in drawn.items()])
 
 
@@ -95,10 +98,10 @@ def selector_scores(selector: Any, query: str, text: str, spans: list[Any]) -> l
 def record(args: argparse.Namespace) -> None:
     import pyterrier_longdoc as ld
 
-    model = ld.MaxP.load(args.model, dtype="bfloat16", explain=True)
+    model = ld.MaxP.load(args.model, dtype="float32", explain=True)
     for name in args.collections:
         dataset, file = dataset_of(name), args.to / f"{Path(name).name}.jsonl"
-        topics = topics_of(dataset, args.dev, args.test)
+        topics = topics_of(dataset, args.dev, args.test, args.skip)
         qrels = qrels_of(dataset)
         label_of = dict(zip(zip(qrels["qid"], qrels["docno"], strict=True), qrels["label"], strict=True))
         texts = [str(row["text"]) for row in dataset.get_corpus_iter(verbose=False)]
@@ -319,6 +322,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=20, help="of BM25's candidates")
     parser.add_argument("--dev", type=int, default=40, help="queries")
     parser.add_argument("--test", type=int, default=100, help="queries")
+    parser.add_argument("--skip", type=int, default=0, help="test queries that an earlier choice has seen")
     parser.add_argument("--at-once", type=int, default=5, help="queries scored between two writes")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
