@@ -52,7 +52,7 @@ def results_of(path: Path, recordings: Path) -> pd.DataFrame:
     return pt.model.add_ranks(rows.reset_index(drop=True))
 
 
-def handed_on(results: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
+def handed_on(results: pd.DataFrame, gold: pd.DataFrame, budgets: list[int]) -> pd.DataFrame:
     """Evidence recall and tokens of each query, by system and budget."""
     reading = [
         (-1e5 * rank - np.arange(len(spans))).tolist() for rank, spans in results[["rank", "window_spans"]].values
@@ -64,7 +64,7 @@ def handed_on(results: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
         "first tokens": results.assign(window_scores=reading),
     }
     kept = []
-    for budget in BUDGETS:
+    for budget in budgets:
         for name, frame in scores.items():
             handing = ld.Evidence(budget, document_weight=float(name == "Evidence"), tokenizer=ENCODER)
             out = handing(frame).assign(text=frame["text"])
@@ -157,13 +157,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="+", type=Path)
     parser.add_argument("--to", type=Path, required=True, help="folder of recorded scores")
+    parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS, help="tokens of a query")
     parser.add_argument("--plot", type=Path, help="recall against tokens; plots of calibration beside it")
     args = parser.parse_args()
     results = {path.name: results_of(path, args.to) for path in args.collections}
     qrels = {path.name: dataset_of(str(path)).get_qrels() for path in args.collections}
     curves = {}
     for path in args.collections:
-        curves[path.name] = handed_on(results[path.name], dataset_of(str(path)).gold)
+        curves[path.name] = handed_on(results[path.name], dataset_of(str(path)).gold, args.budgets)
         queries = curves[path.name]["qid"].nunique()
         print(f"\n{path.name}: {queries} test queries with gold text in the 10 documents")
         print(table(curves[path.name]).to_string(index=False), flush=True)
