@@ -40,9 +40,9 @@ class MaxSim(SeparateReranker):
             encoder gets a random projection to 128 features and must be trained.
         aggregation: `"document"`, each query token's maximum over all windows, or `"max"`, the best window's score.
         window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
-        stride: tokens from one window's start to the next one's; None for windows without overlap, which does no harm
-            to a maximum, but takes time and memory.
-        max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads.
+        stride: tokens from one window's start to the next one's; None for no overlap, which a maximum does not need.
+        max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads. Those that are
+            shorter than the checkpoint's length are filled up to it as ever, longer ones are not.
         token_pooling: how many tokens alike share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's.
         cached_bytes: most memory for the vectors of windows: with 128 features a token takes 512 bytes, or half of it
             with a `vector_cache`.

@@ -4,6 +4,8 @@
     python tests/benchmarks/late_interaction_checkpoints.py pylate                  # with pylate 1.6, which pins 5.3
     python tests/benchmarks/late_interaction_checkpoints.py colbert                 # with colbert-ai 0.2.22
 
+A second argument is another folder to write to.
+
 Each needs an environment of its own, with that library and without this package. `tests/support/late_interaction/` has
 what they wrote: folders of random weights, each with `scores.json`: queries, texts of one window, the library's scores,
 and its version. `tests/modelling/test_maxsim.py` compares. `colbert` needs a C++ compiler and ninja, and on a CPU it
@@ -192,4 +194,5 @@ def colbert() -> None:
 
 
 if __name__ == "__main__":
+    FOLDER = Path(sys.argv[2]) if sys.argv[2:] else FOLDER
     {"sentence-transformers": sentence_transformers, "pylate": pylate, "colbert": colbert}[sys.argv[1]]()

@@ -16,6 +16,7 @@ from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.store import ArrayStore
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
+from ..benchmarks import late_interaction_checkpoints as script
 from ..support import tiny
 from ..support.systems import QRELS, QUIET, scores
 from ..support.tiny import LONG, frame
@@ -24,7 +25,7 @@ pytestmark = QUIET
 
 FOLDER = Path(__file__).parents[1] / "support" / "late_interaction"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/scores.json"))
-PLAIN, STANFORD, POOLED = (str(FOLDER / name) for name in ("st-plain", "colbert", "st-min"))
+PLAIN, FIXED, STANFORD, POOLED = (str(FOLDER / name) for name in ("st-plain", "st-fixed", "colbert", "st-min"))
 QUERIES = ["old dog", "snow in the city"]
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
@@ -39,6 +40,11 @@ def reference(folder: str):
 def vectors(model, windows: list[str]) -> torch.Tensor:
     """Vectors of hand-made windows, one after the other."""
     return torch.cat([vectors.clone() for vectors in model.encode_document(windows, convert_to_numpy=False)])
+
+
+def theirs(model, queries: list[str], texts: list[str]) -> np.ndarray:
+    """The library's scores of all pairs, in the order of `frame`."""
+    return model.similarity(model.encode_query(queries), model.encode_document(texts)).numpy().ravel()
 
 
 def by_hand(model, query: str, windows: list[str]) -> float:
@@ -87,15 +93,38 @@ def test_scores_of_sentence_transformers_without_a_module(name, kind, tmp_path):
     for file in folder.glob("*HierarchicalTokenPooling/config.json"):
         change(file, pool_factor=1)
     texts = ["the cat and the dog walk to the river in the rain.", "the old tree"]
-    theirs = reference(str(folder))
-    expected = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(texts)).numpy().ravel()
+    expected = theirs(reference(str(folder)), QUERIES, texts)
     np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(QUERIES, texts)), expected, **CLOSE)
+
+
+def test_the_longest_input_of_the_tokenizer_is_that_of_the_checkpoint(tmp_path):
+    folder, queries, texts = copy_of(PLAIN, tmp_path), [QUERIES[0], " ".join(tiny.WORDS)], ["the old dog", "a tree"]
+    change(folder / "sentence_bert_config.json", document_length=None)
+    change(folder / "tokenizer_config.json", model_max_length=14)
+    model = ld.MaxSim(folder)
+    np.testing.assert_allclose(
+        scores(model, frame(queries, texts)), theirs(reference(str(folder)), queries, texts), **CLOSE
+    )
+    assert model.coverage.windows == model.coverage.documents
+    assert model.model.settings.windows.largest == 14 - model.model.format.specials
 
 
 def test_fixtures_are_of_three_libraries_and_small():
     libraries = {json.loads((FOLDER / n / "scores.json").read_text(encoding="utf-8"))["library"] for n in NAMES}
     assert {library.split()[0] for library in libraries} == {"sentence-transformers", "pylate", "colbert-ai"}
     assert all(sum(f.stat().st_size for f in (FOLDER / n).rglob("*") if f.is_file()) <= 200_000 for n in NAMES)
+
+
+def test_the_script_that_wrote_the_fixtures_still_does(tmp_path):
+    written = {kind: Path(getattr(script, kind)(str(tmp_path / kind))) for kind in ("bert", "modernbert")}
+    for name in NAMES:
+        old, new = FOLDER / name, written[json.loads((FOLDER / name / "config.json").read_text())["model_type"]]
+        vocabularies = [json.loads((f / "tokenizer.json").read_text("utf-8"))["model"]["vocab"] for f in (old, new)]
+        assert vocabularies[0] == vocabularies[1]
+        configs = [json.loads((f / "config.json").read_text()) for f in (old, new)]
+        assert all(config[key] == value for config in configs for key, value in script.SIZES.items())
+        content = json.loads((old / "scores.json").read_text(encoding="utf-8"))
+        assert [content["queries"], content["texts"]] == [script.QUERIES, script.TEXTS]
 
 
 @pytest.mark.parametrize("name", ["st-plain", "pylate-bert", "colbert"])
@@ -143,7 +172,18 @@ def test_a_longer_query_is_cut_where_the_checkpoint_cuts_it_and_that_is_told():
     model = ld.MaxSim(STANFORD)
     with pytest.warns(ld.TruncationWarning, match="longest query of the checkpoint, which takes 13"):
         model(frame([" ".join(tiny.WORDS)], ["a dog"]))
-    assert ld.MaxSim(STANFORD, max_query_len=20).model.settings.max_query_len == 20
+
+
+def test_a_longer_query_than_the_checkpoint_expands_to_is_read_without_expansion():
+    queries, texts = [QUERIES[0], " ".join(tiny.WORDS * 2)], ["the old dog", "a tree"]
+    model = reference(FIXED)
+    usual = theirs(model, queries, texts)
+    model[0].query_expansion = {**model[0].query_expansion, "strategy": "min"}
+    model[0].query_length = 30 + 2
+    found = scores(ld.MaxSim(FIXED, max_query_len=30), frame(queries, texts))
+    np.testing.assert_allclose(found, theirs(model, queries, texts), **CLOSE)
+    np.testing.assert_allclose(found[:2], usual[:2], **CLOSE)
+    assert (found[2:] > usual[2:] + 1).all()
 
 
 @pytest.mark.parametrize("name", ["st-plain", "st-fixed", "st-min", "pylate-modernbert", "colbert"])
@@ -198,7 +238,10 @@ def test_pickled_weights_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}, {"stride": 10}, {"token_pooling": float("inf")}],
+    [
+        *({"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}, {"stride": 10}),
+        *({"token_pooling": float("inf")}, {"token_pooling": float("nan")}),
+    ],
 )
 def test_arguments_without_effect_are_refused(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):

@@ -120,13 +120,14 @@ def test_weights_are_part_of_the_key(path, results, tmp_path):
         np.testing.assert_allclose(found, scores(make(name, backbone), results), atol=1e-5)
 
 
-def test_the_architecture_is_part_of_the_key(path, results, tmp_path):
+@pytest.mark.parametrize("name", ["MaxP", "MaxSim"])
+def test_the_architecture_is_part_of_the_key(name, path, results, tmp_path):
     folder = tiny.checkpoint(tmp_path / "model")
     config, found = Path(folder) / "config.json", []
     for activation in ("gelu", "relu"):
         config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": activation}))
-        found.append(scores(make("MaxP", folder, score_cache=path), results))
-        np.testing.assert_allclose(found[-1], scores(make("MaxP", folder), results), rtol=1e-5)
+        found.append(scores(make(name, folder, score_cache=path), results))
+        np.testing.assert_allclose(found[-1], scores(make(name, folder), results), rtol=1e-5)
     assert not np.allclose(*found)
 
 

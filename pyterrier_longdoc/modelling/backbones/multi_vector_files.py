@@ -50,13 +50,13 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
     if architectures[0].endswith("ForRetrieval"):
         raise ValueError(f"checkpoint {name!r} is a {architectures[0]}, which retrieves images: MaxSim cannot read it")
     if modules and (is_pylate or general.get("model_type") == "MultiVectorEncoder"):
-        settings, layers = _read_modules(name, modules, general, is_pylate=is_pylate)
+        settings, layers = _read_modules(name, modules, general, tokenizer, is_pylate=is_pylate)
         projection = load_steps(name, layers, width)
     elif modules or "HF_ColBERT" not in architectures:
         return TokenVectors(trained=False), RepresentationSteps([{**linear, "outputs": DIMENSIONS}], width)
     else:
         is_pylate, general = True, _of_stanford(read_json(name, "artifact.metadata") or {})
-        settings, _ = _read_modules(name, [{"type": "Transformer", "path": ""}], general, is_pylate=True)
+        settings, _ = _read_modules(name, [{"type": "Transformer", "path": ""}], general, tokenizer, is_pylate=True)
         weight = read_weights(name, "model.safetensors")["linear.weight"]
         projection = RepresentationSteps([{**linear, "outputs": len(weight)}], width)
         projection.load_state_dict({"0.linear.weight": weight})
@@ -73,17 +73,19 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
 
 
 def _read_modules(
-    name: str, modules: Sequence[dict[str, Any]], general: dict[str, Any], *, is_pylate: bool
+    name: str, modules: Sequence[dict[str, Any]], general: dict[str, Any], tokenizer: Any, *, is_pylate: bool
 ) -> tuple[dict[str, Any], list[tuple[Step, str]]]:
     kinds, paths = [module["type"].rsplit(".", 1)[-1] for module in modules], [module["path"] for module in modules]
     config = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
     if kinds[0] != "Transformer" or "message" in config.get("modality_config", {}):
         raise ValueError(f"checkpoint {name!r} begins with a {kinds[0]} or a chat template: MaxSim needs a Transformer")
     lengths = {**_pylate_lengths(general), **config} if is_pylate else config
-    longest, expansion = lengths.get("max_seq_length"), lengths.get("query_expansion") or {}
+    # Versions of sentence-transformers from 5.4 on store this length in the tokenizer alone.
+    longest = lengths.get("max_seq_length") or tokenizer.model_max_length
+    expansion = lengths.get("query_expansion") or {}
     is_fixed, attends = expansion.get("strategy") == "fixed", expansion.get("attend", False)
     settings: dict[str, Any] = {
-        "normalize": is_pylate,
+        "normalize": is_pylate or "Normalize" in kinds,
         "skipped": general.get("skiplist_words"),
         "mean": general.get("similarity_fn_name") == "meanmaxsim",
         "query_length": expansion["length"] if is_fixed else lengths.get("query_length") or longest,
@@ -111,8 +113,6 @@ def _read_modules(
             )
         if kind == "Dense":
             layers.append((dense_step(name, path, {**config, "module_input_name": _TOKENS}, _TOKENS), path))
-        elif kind == "Normalize":
-            settings["normalize"] = True
         settings |= {_NAMES[key]: value for key, value in config.items() if key in _NAMES and value is not None}
     return settings, layers
 
