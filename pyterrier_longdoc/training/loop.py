@@ -148,6 +148,8 @@ class Run:
         self.total_steps = min(recipe.epochs * self.steps_per_epoch, recipe.max_steps or sys.maxsize)
         self.state = State()
         self.best: dict[str, torch.Tensor] = {}  # the weights that validated best
+        self.is_between_steps = True
+        self.saved_step: int | None = None
         self.file: StateFile | None = None
 
     @property
@@ -174,6 +176,7 @@ class Run:
                     bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
                     bar.update(len(batch))
                 self.report(validate, epoch_ends=state.position == len(picks))
+                self.is_between_steps = True
         state.epoch, state.position = state.epoch + 1, 0
         if recipe.restart_each_epoch:
             self.optimizer.state.clear()
@@ -201,6 +204,7 @@ class Run:
         if recipe.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_grad_norm)
+        self.is_between_steps = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -242,10 +246,9 @@ class Run:
         if not (due or epoch_ends or state.step % recipe.save_steps == 0):
             return
         # In all processes: diverged weights must not replace the saved ones.
-        for name, tensor in trained_tensors(self.model).items():
-            if not torch.isfinite(tensor).all():
-                problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
-                raise FloatingPointError(f"{problem}; make a new model and lower learning_rates, or set max_grad_norm")
+        for name in self._diverged():
+            problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
+            raise FloatingPointError(f"{problem}; make a new model and lower learning_rates, or set max_grad_norm")
         if due or epoch_ends:
             origin = self.history[self.old_entries - 1] if self.old_entries else {"epoch": 0, "step": 0}
             entry = {"epoch": origin["epoch"] + state.epoch + 1, "step": origin["step"] + state.step}
@@ -258,6 +261,10 @@ class Run:
             state.loss, state.examples, state.documents, state.seconds = 0.0, 0, 0.0, 0.0
         if self.file is not None and self.rank == 0:
             self._save(self.file)
+
+    def _diverged(self) -> list[str]:
+        """Return the names of the weights that are not finite."""
+        return [name for name, tensor in trained_tensors(self.model).items() if not torch.isfinite(tensor).all()]
 
     def _validate(self, validate: Callable[[], float]) -> float:
         self.model.eval()
@@ -274,11 +281,14 @@ class Run:
         return value
 
     def interrupted(self) -> str:
-        """Return what an interruption leaves, and how to go on."""
+        """Save what can be saved; return what an interruption leaves, and how to go on."""
+        if self.file is not None and self.rank == 0 and self.is_between_steps and not self._diverged():
+            self._save(self.file)
         kept = "the best validated weights are" if self.best else "its weights are"
         how = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
         if self.file is not None:
-            how = f"the same fit in a new program goes on from the last state in {str(self.recipe.checkpoint)!r}"
+            goes_on = "begins again" if self.saved_step is None else f"goes on after step {self.saved_step}"
+            how = f"make the model anew and call fit: it {goes_on}, in {str(self.recipe.checkpoint)!r}"
         return f"training interrupted after step {self.state.step} of {self.total_steps}: {kept} kept; {how}"
 
     def end(self) -> None:
@@ -296,6 +306,7 @@ class Run:
         tensors |= {"optimizer": optimizer_states(self.model, self.optimizer)}
         history = self.history[self.old_entries :]
         file.write(tensors, {"state": asdict(self.state), "history": history, "scaler": self.scaler.state_dict()})
+        self.saved_step = self.state.step
 
     def resume(self, settings: Mapping[str, Any]) -> bool:
         """Continue from the state in the checkpoint folder, which must be of this training, if there is one."""
@@ -313,6 +324,7 @@ class Run:
                 self.scaler.load_state_dict(values["scaler"])
             self.history += values["history"]
             self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
+            self.saved_step = self.state.step
         self.file = file
         return contents is not None
 

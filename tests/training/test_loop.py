@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -383,17 +384,42 @@ def test_the_best_epoch_survives_an_interruption(cross_encoder):
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(max(figures))
 
 
-@pytest.mark.parametrize("where", [None, "state"])
-def test_an_interruption_says_in_one_line_how_to_go_on(where, plain_encoder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    how = "the same fit in a new program goes on from the last state in 'state'"
-    if where is None:
-        how = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
-    model = make("MaxP", plain_encoder, training=replace(FAST, checkpoint=where))
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: interrupt())
+def interrupted_at(number: int, model, where: str, patch) -> str:
+    """The message of a training that is interrupted before its so manieth call of what stands there."""
+    owner, name = {"update": (torch.optim.AdamW, "step"), "loss": (Run, "_backward")}[where]
+    calls, old = itertools.count(1), getattr(owner, name)
+    patch.setattr(owner, name, lambda *args: interrupt() if next(calls) == number else old(*args))
     with pytest.raises(KeyboardInterrupt) as caught:
         model.fit(RUN, JUDGED)
-    assert str(caught.value) == f"training interrupted after step 0 of 5: its weights are kept; {how}"
+    return str(caught.value)
+
+
+MODEL_GOES_ON = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
+STATE_GOES_ON = "make the model anew and call fit: it {}, in 'state'"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "where", "how"),
+    [
+        (None, "loss", MODEL_GOES_ON),
+        ("state", "loss", STATE_GOES_ON.format("goes on after step 2")),
+        ("state", "update", STATE_GOES_ON.format("begins again")),  # half of an update is no state
+    ],
+)
+def test_an_interruption_says_in_one_line_how_to_go_on(checkpoint, where, how, plain_encoder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = replace(FAST, checkpoint=checkpoint)
+    model = make("MaxP", plain_encoder, training=recipe)
+    with monkeypatch.context() as patch:
+        message = interrupted_at(3, model, where, patch)
+    assert message == f"training interrupted after step 2 of 5: its weights are kept; {how}"
+    if "goes on after" in how:
+        with pytest.raises(ValueError, match="make the model as it was made before"):
+            model.fit(RUN, JUDGED)
+    if checkpoint:
+        resumed = make("MaxP", plain_encoder, training=recipe).fit(RUN, JUDGED)
+        whole = make("MaxP", plain_encoder, training=FAST).fit(RUN, JUDGED)
+        assert not changed(resumed, weights(whole))
 
 
 # What a model is meanwhile.
