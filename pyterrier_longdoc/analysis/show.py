@@ -92,7 +92,7 @@ class _ShownDocument:
             return "no windows: no model has explained this document"
         unread = sum(part.end - part.start for part in self.parts() if part.is_unread)
         start, end = self.spans[self.best]
-        score, number = f"{self.scores[self.best]:.3f}", f"window {self.best} of {len(self.spans)}"
+        score, number = f"{self.scores[self.best]:.3f}", f"window {self.best + 1} of {len(self.spans)}"
         reading = f"{unread} of {len(self.text)} characters not read" if unread else "all was read"
         return f"{number} is best ({score}, characters {start}-{end}); {reading}"
 
@@ -293,7 +293,7 @@ class _DocumentHtml:
         """Return the label beside the start of a window."""
         weights = self.document.weights
         weight = "" if weights is None else f"<br>weight {weights[window]:.3f}"
-        text = f"{window}: {self.document.scores[window]:.3f}{weight}"
+        text = f"{window + 1}: {self.document.scores[window]:.3f}{weight}"
         return f"<b>▶ {text}</b>" if window == self.document.best else text
 
     def _mark(self, text: str, part: _Part) -> str:

@@ -176,6 +176,10 @@ def changed_names(transformer: Any, names: Container[str]) -> list[str]:
     return [f.name for f in named_fields if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
+_ELSEWHERE = {"max_length": "window_size", "model_name": "backbone", "model_name_or_path": "backbone"}
+"""Names of arguments in sentence-transformers and transformers."""
+
+
 def check_names(cls: Any, arguments: Iterable[str], parts: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that a dataclass does not have; it names the one that was probably meant.
 
@@ -188,7 +192,8 @@ def check_names(cls: Any, arguments: Iterable[str], parts: Mapping[str, Any]) ->
     for name in (name for name in arguments if name not in names):
         inner = {part: nearest(name, [f.name for f in fields(of)]) for part, of in parts.items()}
         meant = [f"{part}={parts[part].__name__}({argument}=...)" for part, argument in inner.items() if argument]
-        meant = [f"{nearest(name, names)}=..."] if nearest(name, names) else meant
+        usual = _ELSEWHERE.get(name, name)
+        meant = [f"{nearest(usual, names)}=..."] if nearest(usual, names) else meant
         raise TypeError(f"{cls.__name__} has no argument {name!r}{f'; did you mean {meant[0]}?' if meant else ''}")
 
 

@@ -95,13 +95,14 @@ def validated(
             if text_loader is not None:
                 v.result_frame(["query", *extra], mode="text_loader")
     except pt.validate.InputValidationError as error:
-        absent = [name for name in fields if name not in inp.columns]
-        if text_loader is None and absent and {"qid", "query", "docno"} <= set(inp.columns):
-            name, names = type(context).__name__, ", ".join(map(str, inp.columns))
-            error.args = (
-                f"{name} lacks the text column(s) {', '.join(absent)} (there are: {names}): put a text loader before "
-                f"it (retriever >> dataset.text_loader() >> {name}(...)), or give text_loader= or text_field=.",
-            )
+        name, cure = type(context).__name__, "put a retriever before it"
+        absent = [column for column in ("qid", "query", "docno", *extra) if column not in inp.columns]
+        if not absent:
+            absent = [column for column in fields if column not in inp.columns]
+            cure = f"put a text loader before it (retriever >> dataset.text_loader() >> {name}(...)), or give "
+            cure += "text_loader= or text_field="
+        names = ", ".join(map(str, inp.columns))
+        error.args = (f"{name} lacks the column(s) {', '.join(absent)} (there are: {names}): {cure}.",)
         raise
     return fields
 

@@ -29,7 +29,9 @@ def reachable(name: str, *, weights: bool = True) -> str:
         return name
     try:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
-    except (HFValidationError, EntryNotFoundError):
+    except HFValidationError as error:
+        unreachable(name, error)
+    except EntryNotFoundError:
         return name  # loading it raises the same error, in full
     except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
         with suppress(LocalEntryNotFoundError):
@@ -62,8 +64,10 @@ def find_file(name: str, path: str) -> Path | None:
 
 def unreachable(name: str, error: BaseException) -> NoReturn:
     """Raise OSError for a model that is not here, if the hub cannot be asked because of `error`."""
+    if isinstance(error, HFValidationError):
+        raise FileNotFoundError(f"there is no folder {name!r}, and no model on the hub has such a name") from None
     raise OSError(
-        f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "
+        f"the model {name!r} is no folder here, not in the cache, and the Hugging Face hub cannot be asked for it "
         f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
         f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
     ) from None  # a notebook would show three screens of the hub's client before the message

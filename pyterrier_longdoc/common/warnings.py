@@ -145,7 +145,7 @@ def warn_once_of_empty(empties: Mapping[tuple[str, str], Coverage]) -> None:
         if total is not None:
             total[speaker, columns] = Coverage.total([total.get((speaker, columns), Coverage()), coverage])
         elif (sentence := coverage.empties(columns)) and first_time(set(), EmptyTextWarning):
-            advice = "they count like all others (see .coverage): supply what is missing, or leave them out"
+            advice = "they are scored like all others (see .coverage): supply what is missing, or leave them out"
             warn(f"{speaker}: {sentence}; {advice}.", EmptyTextWarning)
 
 

@@ -114,7 +114,7 @@ class QueryExplanation:
         relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
             missing where it was not returned.
         windows: the first and the relevant documents of each system that was run again, by its last reranker: `name`,
-            `docno, label` (0 also without a judgement), `rank` in the system, the `window` with the best score, from 0,
+            `docno, label` (0 also without a judgement), `rank` in the system, the `window` with the best score, from 1,
             of its `windows`, the characters of the text where it `start`s and `end`s, its `window_score`, its `weight`
             in the model's attention (missing without) and its `text`.
         notes: what is unknown, and how to read the rest.
@@ -279,6 +279,6 @@ def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:
         scores, weights = row["window_scores"], row["window_weights"]
         best, start, end = int(np.argmax(scores)), row["best_start"], row["best_end"]
         weight = np.nan if weights is None else weights[best]
-        rows.append((str(row["docno"]), best, len(scores), start, end, scores[best], weight, text[start:end]))
+        rows.append((str(row["docno"]), best + 1, len(scores), start, end, scores[best], weight, text[start:end]))
     columns = ["docno", "window", "windows", "start", "end", "window_score", "weight", "text"]
     return pd.DataFrame(rows, columns=columns)

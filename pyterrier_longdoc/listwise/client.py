@@ -142,7 +142,13 @@ class LLMClient:
             if entry is None:
                 if self.replay_only:
                     raise NotInCacheError(f"query {qid!r}: no reply to this prompt of {self.backend!r} in {self.cache}")
-                entry = self._new_reply(messages, send)
+                try:
+                    entry = self._new_reply(messages, send)
+                except BackendError as error:
+                    kept = f"the replies before are in {self.cache}: the same call goes on after them"
+                    kept = "LLMClient(..., cache=FILE) keeps the replies before" if self.cache is None else kept
+                    error.args = (f"{error}. {kept}",) if type(error) is BackendError else error.args
+                    raise
                 if self.cache is not None:
                     self.cache.put_many({key: entry})
         self.ledger.add(Call(qid, replayed, entry["input_tokens"], entry["output_tokens"], entry["estimated"]))

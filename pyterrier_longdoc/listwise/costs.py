@@ -54,7 +54,8 @@ class Estimate:
     """The calls, tokens and cost that a run is expected to take.
 
     Attributes:
-        calls: prompts, without retries and shortened prompts; the largest possible number where answers decide.
+        calls: prompts, without retries and shortened prompts; the largest possible number where answers decide. Those
+            whose reply is in the cache count, too.
         input_tokens: of the prompts.
         output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
         cost: at the ledger's prices; None without prices.

@@ -13,7 +13,7 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
@@ -108,7 +108,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
-        except LocalEntryNotFoundError as error:
+        except (LocalEntryNotFoundError, HFValidationError) as error:
             unreachable(str(name), error.__cause__ or error)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

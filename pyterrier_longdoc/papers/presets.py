@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
+from ..common.arguments import nearest
 from ..listwise.schedules import BackToFront
 from ..modelling.layout import resolve_layout
 
@@ -27,6 +28,10 @@ class Named(dict[str, _Value]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self)})"
+
+    def __missing__(self, name: str) -> _Value:
+        meant = nearest(name, list(self))
+        raise KeyError(f"no {name!r} in {self!r}{f'; did you mean {meant!r}?' if meant else ''}")
 
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import arguments_of, check_seeds
+from ..common.arguments import arguments_of, check_arguments, check_seeds
 from ..common.files import folder_name
 from ..common.frames import as_strings, keys_of, texts_of
 from ..common.presentation import ShowsChanges, described
@@ -270,6 +270,11 @@ class _Data:
     first_stage: pt.Transformer | Mapping[str, pt.Transformer]
     datasets: Mapping[str, Any]  # the user's, by the names of PyTerrier's that they replace
     trains: bool
+
+    def __post_init__(self) -> None:
+        parts = [*self.protocol.test, *([self.protocol.train] if self.protocol.train else [])]
+        names = [*(part.dataset for part in parts), *self.protocol.folds]
+        check_arguments("str", choices=names, **{f"datasets[{name!r}]": name for name in self.datasets})
 
     @cached_property
     def topics(self) -> pd.DataFrame:

@@ -106,7 +106,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
             if absent and {"qid", "query", "docno"} <= set(inp.columns):
                 advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
                 error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
-            elif not absent:
+            elif {"qid", "query", "docno", "score"} <= set(inp.columns):
                 advice = "put dataset.text_loader() before the reranker, in place of its text_loader="
                 error.args = (f"Evidence lacks the text column (text_field={self.text_field!r}): {advice}",)
             raise

@@ -69,6 +69,7 @@ class MaxSim(SeparateReranker):
     vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
+    _starts_trained: ClassVar[str] = "a late-interaction checkpoint, with a projection of its own, starts trained"
     encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
 
     def cited(self) -> list[str]:

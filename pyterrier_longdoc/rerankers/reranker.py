@@ -494,6 +494,11 @@ class CrossEncoder(Reranker, pt.Estimator):
     training: TrainingArgs | None = argument(None, role="call")
 
     _argument_classes: ClassVar[dict[str, type]] = {"training": TrainingArgs}
+    _starts_trained: ClassVar[str] = (
+        "with a cross-encoder as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with "
+        "knrm and others start trained"
+    )
+    """For the warning of an untrained model."""
     head_name: ClassVar[str] = ""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
@@ -657,12 +662,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         """See the base class; scores in the `score_cache` are read from it."""
         model = self.model
         if not model.ready:
-            message = (
-                f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder "
-                f"as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and "
-                f"others start trained)."
-            )
-            self._warn_once(message, UntrainedWarning)
+            message = f"{self!r} has randomly initialised layers: its scores mean nothing before fit"
+            self._warn_once(f"{message} ({self._starts_trained}).", UntrainedWarning)
         if self.score_cache is None or self.explain or self._validating:
             try:
                 return super().score(queries, texts, bar)
@@ -723,16 +724,16 @@ class CrossEncoder(Reranker, pt.Estimator):
         """
         self._refuse_external("trained")
         recipe = self.recipe
+        validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
+        validated(topics_or_res_tr, self.text_field, self.text_loader, self)
+        columns = {"text_field": self.text_field, "text_loader": self.text_loader}
+        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         if self._model is not None and self._model.trained and not self._model.started:
             warn(
                 f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
                 f"new one",
                 ContinuedTrainingWarning,
             )
-        validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
-        validated(topics_or_res_tr, self.text_field, self.text_loader, self)
-        columns = {"text_field": self.text_field, "text_loader": self.text_loader}
-        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         self.trained_on = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:

@@ -81,6 +81,8 @@ def test_numbers_say_what_shades_do():
     html = ld.show(ranking())._repr_html_()
     assert re.search(r"<b>.*3\.000.*0\.500</b>", html)  # score and weight of the best
     assert "11 of 38 characters" in html
+    assert "window 2 of 3 is best" in html
+    assert "▶ 2: 3.000" in html
     assert html.count("not read<br>") == 2
 
 

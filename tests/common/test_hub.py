@@ -93,7 +93,7 @@ def test_the_hub_is_tried_once_and_the_error_names_the_model_and_a_way_out(hub, 
 
 
 def test_a_language_model_too(hub):
-    with pytest.raises(OSError, match=f"'{NAME}' is not on this machine"):
+    with pytest.raises(OSError, match=f"the model '{NAME}' is no folder here"):
         HuggingFaceBackend(NAME, device="cpu")([{"role": "user", "content": "x"}])
     assert len(hub) == 1
 
@@ -104,7 +104,7 @@ def test_a_tokenizer_and_a_saved_model_too(hub, monkeypatch):
     assert len(hub) == 1
     with socket.create_server(("127.0.0.1", 0)) as closed:
         set_address(monkeypatch, f"http://127.0.0.1:{closed.getsockname()[1]}")
-    with pytest.raises(OSError, match=f"'{NAME}' is not on this machine"):
+    with pytest.raises(OSError, match=f"the model '{NAME}' is no folder here"):
         ld.PARADE.load(NAME)
 
 
@@ -125,7 +125,7 @@ def test_a_tokenizer_in_the_cache_is_no_model(hub, load, cross_encoder, results)
     for file in Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"):
         file.unlink()
     assert named_tokenizer.__wrapped__(NAME) is not None
-    with pytest.raises(OSError, match=f"'{NAME}' is not on this machine"):
+    with pytest.raises(OSError, match=f"the model '{NAME}' is no folder here"):
         load(NAME).transform(results)
 
 
@@ -244,3 +244,10 @@ def test_files_that_are_in_the_cache_are_found_while_the_hub_fails(answering, cr
     assert find_file(copy, "config.json") == Path(copy, "config.json")
     assert find_file(copy, "modules.json") is None
     assert find_file(cross_encoder, "modules.json") is None
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    for name in (tmp_path / "none", "./none"):
+        for load in (lambda name: ld.MaxP.load(name), lambda name: ld.MaxP(name).model):
+            with pytest.raises(FileNotFoundError, match=f"^there is no folder '{name}'"):
+                load(name)

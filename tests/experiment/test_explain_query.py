@@ -101,7 +101,7 @@ def test_windows_are_those_of_explain(results, systems):
         for docno, row in rows.iterrows():
             expected = scored.loc[docno]
             best = int(np.argmax(expected["window_scores"]))
-            assert (row["window"], row["windows"]) == (best, len(expected["window_scores"]))
+            assert (row["window"], row["windows"]) == (best + 1, len(expected["window_scores"]))
             assert row["window_score"] == pytest.approx(expected["window_scores"][best], abs=1e-5)
             assert row["text"] == expected["text"][expected["best_start"] : expected["best_end"]]
             assert (row["rank"], row["label"]) == (expected["rank"], {"d1": 2, "d3": 1}.get(docno, 0))

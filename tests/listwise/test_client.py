@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from pyterrier_longdoc.listwise import (
+    BackendError,
     BackToFront,
     CallableBackend,
     LLMClient,
@@ -82,6 +83,25 @@ def test_the_same_prompt_in_two_threads_is_paid_once(path):
     assert len(model.asked) == 1
     assert client.ledger.table()["replayed"].sum() == 1
     assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
+
+
+def test_an_outage_says_where_the_replies_before_are(path):
+    run = candidates(queries=2, documents=3)
+
+    def breaks(messages):
+        if len(model.asked) > 1:
+            raise BackendError("the server is down")
+        return oracle(messages)
+
+    model = Scripted(breaks)
+    with pytest.raises(BackendError, match=rf"^the server is down. the replies before are in .*{path.name}"):
+        RankGPT(cached(model, path))(run)
+    model.asked.clear()
+    with pytest.raises(BackendError, match=r"^the server is down. LLMClient\(..., cache=FILE\) keeps"):
+        RankGPT(CallableBackend(model, name="breaks"))(run)
+    going_on = Scripted(oracle)
+    RankGPT(cached(going_on, path))(run)
+    assert len(going_on.asked) == 1
 
 
 def test_what_a_cache_cannot_know_is_refused(path):

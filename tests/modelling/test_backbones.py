@@ -294,7 +294,7 @@ def without(pattern, family="bert"):
     [
         (Path.mkdir, "config.json"),
         (bart, r"\(bart\) is an encoder-decoder"),
-        (lambda folder: make("MaxP").save(folder), r"restore it with its class's load\("),
+        (lambda folder: make("MaxP").save(folder), r"restore it with MaxP.load\("),
         (lambda folder: tiny.checkpoint(folder, labels=3), "3 labels"),
         (lambda folder: tiny.checkpoint(folder, "mpnet", labels=3, **SIZES), "3 labels"),
         (without("*token*"), "tokenizer"),

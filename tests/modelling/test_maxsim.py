@@ -251,7 +251,7 @@ def test_arguments_without_effect_are_refused(arguments):
 @pytest.mark.filterwarnings("default::pyterrier_longdoc.rerankers.reranker.UntrainedWarning")
 def test_a_plain_encoder_gets_a_projection_by_seed_and_must_be_trained(cross_encoder, plain_encoder, results):
     for backbone in (plain_encoder, cross_encoder):
-        with pytest.warns(ld.UntrainedWarning, match="before fit"):
+        with pytest.warns(ld.UntrainedWarning, match=r"before fit \(a late-interaction checkpoint"):
             first = scores(ld.MaxSim(backbone), results)
         np.testing.assert_array_equal(first, scores(ld.MaxSim(backbone), results))
         assert (first != scores(ld.MaxSim(backbone, seed=1), results)).any()
@@ -672,3 +672,9 @@ def test_the_file_is_for_scores_of_this_class_alone(tmp_path):
     assert model.model.encoder.store is None
     with pytest.raises(ValueError, match="vector_cache=5"):
         ld.MaxSim(PLAIN, vector_cache=5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_late_interaction_checkpoint_for_pairs_names_maxsim(name, caplog):
+    ld.MaxP(FOLDER / name, window_size=20, stride=10, max_query_len=8).model  # noqa: B018 - loads it
+    assert "which MaxSim reads" in caplog.text

@@ -19,6 +19,19 @@ from ..support.systems import QUIET, scores
 pytestmark = QUIET
 
 
+@pytest.mark.parametrize(
+    ("table", "name", "message"),
+    [
+        (ld.presets, "max-p", "no 'max-p' in .*firstp-electra.*; did you mean 'maxp'"),
+        (ld.protocols, "robust", "no 'robust' in .*robust04-title"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones(table, name, message):
+    with pytest.raises(KeyError, match=message):
+        table[name]
+    assert table.get(name) is None
+
+
 @pytest.mark.parametrize("name", ld.presets)
 def test_presets_are_configured_as_in_the_paper(name):
     preset = ld.presets[name]

@@ -310,6 +310,13 @@ def test_robust04(msmarco, cross_encoder, tmp_path, monkeypatch):
     assert {("302", "D1.0"), ("302", "D1.1")} <= pairs(pd.concat(fitted_on))
 
 
+def test_a_dataset_that_replaces_none_is_refused(msmarco, models, tmp_path):
+    datasets = {TRAIN_ID: TRAIN, "msmarco": DEV}
+    with pytest.raises(ValueError, match=f"datasets\\['msmarco'\\]='msmarco' must be one of .*'{TRAIN_ID}'"):
+        ld.protocols["msmarco-document"].run(models, msmarco[1], tmp_path, datasets=datasets)
+    assert not list(tmp_path.iterdir())
+
+
 def test_where_models_start(msmarco, models, tmp_path):
     protocol, retriever = ld.protocols["robust04-title"], Retriever(ROBUST)
     given = {"datasets": ROBUST04, "seeds": [0]}

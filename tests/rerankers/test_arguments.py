@@ -348,6 +348,8 @@ def test_what_stands_nearest_to_a_class_describes_an_argument():
             "MaxP has no argument 'lr'; did you mean training=TrainingArgs(learning_rates=...)?",
         ),
         (lambda: ld.TrainingArgs(lr=1e-5), "TrainingArgs has no argument 'lr'; did you mean learning_rates=...?"),
+        (lambda: ld.MaxP(max_length=512), "MaxP has no argument 'max_length'; did you mean window_size=...?"),
+        (lambda: ld.PARADE(model_name="b"), "PARADE has no argument 'model_name'; did you mean backbone=...?"),
         (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
         (lambda: ld.TrainingArgs(epoch=3), "TrainingArgs has no argument 'epoch'; did you mean epochs=...?"),
         (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean size=...?"),

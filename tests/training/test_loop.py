@@ -394,7 +394,9 @@ def interrupted_at(number: int, model, where: str, patch) -> str:
     return str(caught.value)
 
 
-MODEL_GOES_ON = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
+MODEL_GOES_ON = (
+    "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
+)
 STATE_GOES_ON = "make the model anew and call fit: it {}, in 'state'"
 
 

@@ -51,6 +51,7 @@ from .classifiers import (
     take_apart,
     without_pooler,
 )
+from .multi_vector_files import late_interaction_format
 from .sentence_transformers_files import (
     CrossEncoderFiles,
     RepresentationSteps,
@@ -220,7 +221,7 @@ def load_backbone(
     rules_for(config, options)  # before anything large is loaded
     if config.is_encoder_decoder:
         _check_encoder_decoder(name, config.model_type, options, pairs=pairs)
-    files = cross_encoder_files(name) if pairs else None
+    files = _files_for_pairs(name) if pairs else None
     layers = () if files is None else files.layers
     classifies = has_known_head(config)
     if is_classifier(config):
@@ -280,6 +281,12 @@ def load_pretrained(auto_class: Any, name: str, config: Any, **options: Any) -> 
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights, among them {sorted(missing)[:3]}")
     in_own_memory(model)
     return model
+
+
+def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
+    if late_interaction_format(name) is not None:
+        logger.warning("%r is for late interaction, which MaxSim reads: its encoder alone is used, to be trained", name)
+    return cross_encoder_files(name)
 
 
 def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None) -> Template | None:
@@ -409,5 +416,6 @@ def checkpoint_config(name: str) -> dict[str, Any]:
     """Return the config.json of a Hugging Face checkpoint; ValueError if this package has saved the model."""
     config, _ = PretrainedConfig.get_config_dict(name)
     if config.get("format") == SAVED_FORMAT:
-        raise ValueError(f"{name!r} holds a model saved by this package: restore it with its class's load({name!r})")
+        cure = f"restore it with {config['class']}.load({name!r})"
+        raise ValueError(f"{name!r} holds a model saved by this package: {cure}")
     return config

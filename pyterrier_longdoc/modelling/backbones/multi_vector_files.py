@@ -37,6 +37,17 @@ _NAMES = {
 """From the settings of these modules to attributes of `TokenVectors`."""
 
 
+def late_interaction_format(name: str) -> str | None:
+    """Return which of the three formats a checkpoint has; None for one of another kind."""
+    general = read_json(name, "config_sentence_transformers.json") or {}
+    if not read_json(name, "modules.json"):
+        is_stanford = "HF_ColBERT" in ((read_json(name, "config.json") or {}).get("architectures") or ())
+        return "Stanford's" if is_stanford else None
+    if general.get("model_type") == "ColBERT" or not _OF_PYLATE.isdisjoint(general):
+        return "PyLate"
+    return "sentence-transformers" if general.get("model_type") == "MultiVectorEncoder" else None
+
+
 def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVectors, RepresentationSteps]:
     """Return how a checkpoint makes vectors of tokens, and its projection; the tokenizer learns its marker tokens.
 
@@ -46,13 +57,14 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
     modules, general = read_json(name, "modules.json"), read_json(name, "config_sentence_transformers.json") or {}
     architectures = (read_json(name, "config.json") or {}).get("architectures") or [""]
     linear = {"kind": "dense", "inputs": width, "bias": False, "activation": "Identity", "residual": False}
-    is_pylate = general.get("model_type") == "ColBERT" or not _OF_PYLATE.isdisjoint(general)
+    kind = late_interaction_format(name)
+    is_pylate = kind == "PyLate"
     if architectures[0].endswith("ForRetrieval"):
         raise ValueError(f"checkpoint {name!r} is a {architectures[0]}, which retrieves images: MaxSim cannot read it")
-    if modules and (is_pylate or general.get("model_type") == "MultiVectorEncoder"):
+    if modules and kind is not None:
         settings, layers = _read_modules(name, modules, general, tokenizer, is_pylate=is_pylate)
         projection = load_steps(name, layers, width)
-    elif modules or "HF_ColBERT" not in architectures:
+    elif kind is None:
         return TokenVectors(trained=False), RepresentationSteps([{**linear, "outputs": DIMENSIONS}], width)
     else:
         is_pylate, general = True, _of_stanford(read_json(name, "artifact.metadata") or {})
