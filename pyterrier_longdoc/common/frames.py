@@ -77,7 +77,11 @@ def check_windows(results: pd.DataFrame, text_field: TextField, repeat: TextFiel
     """Raise a ValueError if the windows in explained results are cut from other columns than one reads them in."""
     own = " ".join(window_fields(text_field, repeat))
     for name in set(results["window_field"].dropna()) - {own} if "window_field" in results else ():
-        whose = f"{name!r}, not of {own!r}: give text_field= for it" if name else "texts that Evidence has replaced"
+        whose = (
+            f"{name!r}, not of {own!r}: give text_field= for it"
+            if name
+            else "texts that Evidence or Passages has replaced"
+        )
         raise ValueError(f"the windows in the results are those of {whose}")
 
 

@@ -84,7 +84,7 @@ class Store:
         except sqlite3.DatabaseError as error:
             raise ValueError(
                 f"cache {str(self.path)!r} cannot be used ({error}): give a file that this package made, or the name "
-                f"of a new one in a folder that can be written to"
+                f"of a new one in a folder that can be written to, with space on its disk"
             ) from error
 
 

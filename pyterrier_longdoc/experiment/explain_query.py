@@ -270,9 +270,11 @@ def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
 
 
 def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:
-    """Return the best window of each row by a reranker's columns of `explain`; None without these or without text."""
+    """Return the best window of each row by a reranker's columns of `explain`; None without these or their text."""
     fields = window_fields(model.text_field, getattr(model, "repeat", None))
     if not {"window_scores", *(fields if model.text_loader is None else ())} <= set(frame.columns):
+        return None
+    if (frame.get("window_field", pd.Series()) == "").any():  # windows are of an earlier text
         return None
     rows = []
     for row, text in zip(frame.to_dict("records"), texts_of(frame, fields, model.text_loader), strict=True):

@@ -16,14 +16,6 @@ from .experiment import Experiment
 from .results import ExperimentResults
 
 ModelOrFactory = pt.Transformer | Callable[..., pt.Transformer]
-LABELS = {
-    "chunks": "chunks that are read",
-    "max_doc_len": "tokens that are read",
-    "window_size": "window size (tokens)",
-    "stride": "stride (tokens)",
-    "depth": "documents that are reranked",
-}
-"""Axis labels by parameter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,22 +38,25 @@ class Sweep:
     def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
         """Draw a measure (None: the first) over the varied parameters, with its standard deviation over seeds.
 
-        There is a line for each value of the second parameter where there are two. `ax` are matplotlib axes to draw on;
-        None makes a figure. The axes are returned.
+        Values stand in the order of the settings. There is a line for each value of the second parameter where there
+        are two. `ax` are matplotlib axes to draw on; None makes a figure. The axes are returned.
         """
         measure = measure or self.results.measures[0]
         check_arguments("str", choices=self.results.measures, measure=measure)
         table, (first, *second) = self.table, self.parameters.columns
-        lines: list[tuple[Any, pd.DataFrame]] = list(table.groupby(second[0])) if second else [("", table)]
+        values = [str(value) for value in dict.fromkeys(table[first])]
+        table["place"] = [values.index(str(value)) for value in table[first]]
+        groups = table.groupby(second[0], dropna=False) if second else [("", table)]
+        lines: list[tuple[Any, pd.DataFrame]] = list(groups)
         ax = ax or new_axes(len(lines) if second else 0)
-        for line, shift in enumerate(offsets(table[first], len(lines))):
+        for line, shift in enumerate(offsets(table["place"], len(lines))):
             value, rows = lines[line]
-            rows = rows.sort_values(first)
-            label = f"{LABELS.get(second[0], second[0])}: {value}" if second else None
+            rows = rows.sort_values("place")
+            label = f"{second[0]}: {value}" if second else None
             style = {"capsize": 3, "label": label, **line_style(line)}
-            ax.errorbar(rows[first] + shift, rows[measure], yerr=rows.get(f"{measure} std"), **style)
-        ax.set_xticks(sorted(table[first].unique()))
-        ax.set_xlabel(LABELS.get(first, first))
+            ax.errorbar(rows["place"] + shift, rows[measure], yerr=rows.get(f"{measure} std"), **style)
+        ax.set_xticks(range(len(values)), values)
+        ax.set_xlabel(first)
         ax.set_ylabel(f"{measure}: mean and standard deviation over seeds" if f"{measure} std" in table else measure)
         if second:
             finish(ax)
@@ -86,8 +81,8 @@ def sweep(
         first_stage: retriever and text loader.
         model: a transformer, whose attributes are varied at inference, or a function `model(seed=..., max_doc_len=...)`
             that makes a model for each setting, and trains it as in the paper.
-        settings: one or two arguments of the model by name, for each system. `depth` drops all but the best so many
-            documents of the first stage.
+        settings: one or two arguments of the model by name, the same for each system. `depth` drops all but the best so
+            many documents of the first stage.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
         metrics: measures.
@@ -109,9 +104,12 @@ def sweep(
             parameters.append({**setting, **{f"{name} at inference": value for name, value in later.items()}})
             name = ", ".join(f"{parameter} {value}" for parameter, value in parameters[-1].items())
             systems[name] = _system(first_stage, model, setting, later)
-    first, *others = systems or [""]
+    columns = {tuple(of_system) for of_system in parameters}
+    if len(columns) != 1 or len(*columns) not in (1, 2) or len(systems) < len(parameters):
+        raise ValueError(f"settings must vary the same one or two arguments, each in another way, not {parameters}")
+    first, *others = systems
     arguments = {"partner": dict.fromkeys(others, first), **experiment}
-    return Sweep(Experiment(systems, topics, qrels, metrics, **arguments), pd.DataFrame(parameters))
+    return Sweep(Experiment(systems, topics, qrels, metrics, **arguments), pd.DataFrame(parameters, dtype=object))
 
 
 def _system(

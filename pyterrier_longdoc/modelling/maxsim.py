@@ -8,8 +8,9 @@ Shapes: P pairs, N windows, Q query vectors, T vectors of a window, E their widt
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
@@ -29,7 +30,7 @@ from .backbones.load import Backbone, load_encoder, values_of
 from .backbones.multi_vector_files import load_token_vectors
 from .biencoder import prefixed_format
 from .heads.base import WarmStart
-from .inputs import NOTHING, Encoded, InputFormat, Pairs, Settings, WindowBatch
+from .inputs import NOTHING, Encoded, InputFormat, Pairs, Settings, WindowBatch, to_dense
 from .late_interaction import SeparateEncoder
 from .token_vectors import TokenVectors
 from .tokens import Span
@@ -72,6 +73,10 @@ class MaxSimEncoder(SeparateEncoder):
 
     def use(self, settings: Settings) -> None:
         how, form = self.vectors_of, self.input_format
+        if how.expand_to > (form.longest or sys.maxsize):
+            raise ValueError(
+                f"the checkpoint expands queries to {how.expand_to} tokens; its model takes {form.longest}"
+            )
         if settings.max_query_len is None and (how.query_length or form.longest):
             longest = min(how.query_length or sys.maxsize, form.longest or sys.maxsize)
             settings = replace(settings, max_query_len=max(1, longest - form.query_format.specials))
@@ -101,8 +106,10 @@ class MaxSimEncoder(SeparateEncoder):
             return super().remembered(key, sequences, make)
         if not self.fingerprint:
             self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
-        made_by = self.device.type, self.fingerprint, values_of(self.backbone.config), self.projection.description
-        setting = blake2b(repr((key, made_by)).encode(), digest_size=16).digest()
+        weights = self.fingerprint, values_of(self.backbone.config), self.projection.description
+        # Sorted, as a saved model's settings come back in the order of their names.
+        made_by = json.dumps([repr(key), self.device.type, *weights], sort_keys=True, default=str)
+        setting = blake2b(made_by.encode(), digest_size=16).digest()
         through_store = partial(store.through, setting, make=make, width=self.hidden_size)
         return super().remembered((key, "float16"), sequences, through_store)
 
@@ -119,10 +126,12 @@ class MaxSimEncoder(SeparateEncoder):
                 _maxima(queries[q], joined[d], list(map(len, documents[d])))
                 for q, d in zip(pairs.query, pairs.document, strict=True)
             ]
-        maxima, places = (_padded(parts) for parts in zip(*found, strict=True))
-        counts = torch.tensor(pairs.counts, device=maxima.device)
-        mask = torch.arange(maxima.shape[1], device=maxima.device) < counts.unsqueeze(1)
-        return Encoded(cls=maxima, mask=mask, places=places)
+        width = max(map(len, queries))
+        maxima, places = (
+            to_dense(torch.cat([nn.functional.pad(p, (0, width - p.shape[1])) for p in parts]), pairs.counts)
+            for parts in zip(*found, strict=True)
+        )
+        return replace(maxima, places=places.cls)
 
     # Explanation.
 
@@ -163,12 +172,6 @@ def _maxima(query: torch.Tensor, document: torch.Tensor, sizes: list[int]) -> tu
     products = document @ query.T  # (all windows' T, Q)
     maxima, places = zip(*(window.max(0) for window in products.split(sizes)), strict=True)
     return torch.stack(maxima), torch.stack(places)
-
-
-def _padded(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return P tensors `(N, Q)` as one, with zeros at padding."""
-    rows, columns = (max(part.shape[side] for part in parts) for side in (0, 1))
-    return torch.stack([nn.functional.pad(p, (0, columns - p.shape[1], 0, rows - p.shape[0])) for p in parts])
 
 
 def _tokens(ids: np.ndarray, form: InputFormat) -> tuple[list[int], list[int]]:

@@ -274,7 +274,8 @@ class _Data:
     def __post_init__(self) -> None:
         parts = [*self.protocol.test, *([self.protocol.train] if self.protocol.train else [])]
         names = [*(part.dataset for part in parts), *self.protocol.folds]
-        check_arguments("str", choices=names, **{f"datasets[{name!r}]": name for name in self.datasets})
+        for name in self.datasets:
+            check_arguments("str", choices=names, datasets=name)
 
     @cached_property
     def topics(self) -> pd.DataFrame:

@@ -3,6 +3,8 @@
 # Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
 
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from ..common.language import Counter, token_counter
 from ..common.presentation import Presented, ShowsChanges
 from ..common.warnings import warn
 from ..modelling.words import Words
-from .excerpts import Budget, ChosenPassages
+from .excerpts import MARK, Budget, ChosenPassages
 
 WINDOWS = ("window_scores", "window_spans")
 """The columns with the windows of each document."""
@@ -56,7 +58,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     tokens: int = argument(2000, at_least=1)
     _: KW_ONLY
-    document_weight: float = argument(1.0, at_least=0)
+    document_weight: float = argument(1.0, at_least=0, below=inf)
     at_least: int = argument(0, at_least=0, at_most="tokens")
     at_most: int | None = argument(None, at_least=1)
     tokenizer: Any = None
@@ -85,7 +87,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         columns = [inp[name].tolist() for name in ("docno", *WINDOWS)]
         sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, gains, strict=True)]
         rows, count = inp.reset_index(drop=True), self._counter(inp)
-        rows = rows.sort_values("rank", kind="stable") if "rank" in rows else rows
+        rows = rows.sort_values("rank", kind="stable", key=pd.to_numeric) if "rank" in rows else rows
         taken: dict[int, list[int]] = {}
         for of_query in rows.groupby("qid", sort=False, dropna=False).groups.values():
             taken |= self._spend({row: sources[row] for row in of_query}, count)
@@ -102,20 +104,20 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         try:
             frames.validated(inp, self.text_field, None, self, extra=("score", *WINDOWS))
         except pt.validate.InputValidationError as error:
-            absent = [name for name in WINDOWS if name not in inp]
-            if absent and {"qid", "query", "docno"} <= set(inp.columns):
+            fields = frames.field_names(self.text_field)
+            absent = [name for name in ("qid", "query", "docno", "score", *WINDOWS, *fields) if name not in inp]
+            advice = "put dataset.text_loader() before the reranker, in place of its text_loader="
+            if absent[0] in WINDOWS:
                 advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
+            if absent[0] in (*WINDOWS, *fields):
                 error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
-            elif {"qid", "query", "docno", "score"} <= set(inp.columns):
-                advice = "put dataset.text_loader() before the reranker, in place of its text_loader="
-                error.args = (f"Evidence lacks the text column (text_field={self.text_field!r}): {advice}",)
             raise
         frames.check_windows(inp, self.text_field, self.repeat)
 
     def _counter(self, inp: pd.DataFrame) -> Counter:
         if self.tokenizer is not None or not len(inp):
             return token_counter(self.tokenizer)
-        names = set(inp["window_tokenizer"]) if "window_tokenizer" in inp else set()
+        names = set(inp["window_tokenizer"].dropna()) if "window_tokenizer" in inp else set()
         if len(names) != 1:
             found = f"the column window_tokenizer names {len(names)} tokenizers"
             raise ValueError(f"Evidence: {found}: give tokenizer=, the name of the reranker's backbone for instance")
@@ -123,7 +125,16 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
         """Return the windows of each row of a query, whose rows are in the order of ranks."""
-        budget = Budget(self.tokens, lambda row, numbers: count([sources[row].text(numbers)])[0], self.at_most)
+        mark, most = count([MARK])[0], self.at_most or self.tokens
+        # Parts are counted once each: counting growing texts would take the square of their length.
+        part = cache(lambda row, start, end: count([sources[row].document.text[start:end]])[0])
+        title = cache(lambda row: count([sources[row].document.repeated])[0])
+
+        def cost(row: int, numbers: list[int]) -> int:
+            parts = sources[row].passages.pieces(numbers)
+            return title(row) + sum(part(row, *span) for span in parts) + mark * (len(parts) - 1) if parts else 0
+
+        budget = Budget(self.tokens, cost, most)
         for row, source in sources.items():
             for number in source.passages.best:
                 if budget.spent[row] < self.at_least:
@@ -132,7 +143,14 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         for _, row, number in sorted(windows, key=lambda window: -window[0]):  # among equals the order of ranks
             if budget.left > 0:
                 budget.take(row, number)
-        return {row: budget.taken[row] for row in sources}
+        taken = {row: budget.taken[row] for row in sources}
+        # A tokenizer may make more tokens of the whole than of its parts.
+        while (
+            sum(tokens := count([source.text(taken[row]) for row, source in sources.items()])) > self.tokens
+            or max(tokens) > most
+        ):
+            taken[budget.order.pop()].pop()
+        return taken
 
     def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
         """Warn of queries that get nothing, and of documents with less than they were promised."""
@@ -159,10 +177,14 @@ class _Source:
     def of(cls, document: Document, docno: Any, scores: Any, spans: Any, gain: float) -> "_Source":
         # A union of results has rows without windows.
         windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
+        worth = np.asarray(scores if windows else [], dtype="float64") + gain
         if not windows or max(end for _, end in windows) > len(document):
             problem = "end after its text: give text_field= and repeat= as" if windows else "are missing: all rows need"
             raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True")
-        worth = np.asarray(scores, dtype="float64") + gain
+        if len(worth) != len(windows) or not np.isfinite(worth).all():
+            raise ValueError(
+                f"Evidence: the {len(windows)} windows of {docno!r} need a finite score each, not {scores}"
+            )
         best = np.argsort(-worth, kind="stable").tolist()
         return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), worth.tolist())
 

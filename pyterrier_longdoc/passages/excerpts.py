@@ -67,6 +67,7 @@ class Budget:
         self.left, self._cost, self._at_most = limit, cost, limit if at_most is None else at_most
         self.taken: dict[int, list[int]] = defaultdict(list)
         self.spent: Counter[int] = Counter()
+        self.order: list[int] = []  # of the documents, a passage each
 
     def take(self, document: int, number: int) -> None:
         """Spend tokens on a passage if it fits, and is not taken already."""
@@ -75,6 +76,7 @@ class Budget:
         tokens = self._cost(document, [*self.taken[document], number])
         if tokens <= min(self._at_most, self.left + self.spent[document]):
             self.taken[document].append(number)
+            self.order.append(document)
             self.left -= tokens - self.spent[document]
             self.spent[document] = tokens
 

@@ -57,16 +57,20 @@ class Passages(ShowsChanges, Presented, pt.Transformer):
         with pt.validate.any(inp, context=self) as v:
             v.result_frame(field_names(self.text_field))
             v.document_frame(field_names(self.text_field))
-        docnos = inp["docno"].astype(str).tolist()
-        if clash := next((docno for docno in docnos if "%p" in docno), None):
-            raise ValueError(f"Passages: docno {clash!r} holds '%p', which names passages: rename it")
+        docnos = inp["docno"].astype(object).tolist()
+        if clash := [docno for docno in docnos if pd.isna(docno) or "%p" in str(docno)]:
+            raise ValueError(
+                f"Passages: docno {clash[0]!r} must be a name without '%p', which names passages: rename it"
+            )
         documents = documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
         passages = [(row, i, *each) for row, text in enumerate(documents) for i, each in enumerate(self._cut(text))]
         column, *others = window_fields(self.text_field, self.repeat)
         rows, numbers, texts, spans = map(list, zip(*passages, strict=True)) if passages else ([], [], [], [])
         names = [f"{docnos[row]}%p{number}" for row, number in zip(rows, numbers, strict=True)]
-        out = inp.iloc[rows].reset_index(drop=True).assign(docno=names, passage_span=pd.Series(spans, dtype=object))
-        return out.assign(**{"text" if others else column: texts})
+        out = inp.iloc[rows].reset_index(drop=True)
+        out = out.assign(docno=pd.Series(names, dtype=object), passage_span=pd.Series(spans, dtype=object))
+        windows = {"window_field": ""} if "window_scores" in out else {}  # which are the document's
+        return out.assign(**{"text" if others else column: pd.Series(texts, dtype=object)}, **windows)
 
     def _cut(self, document: Text) -> list[tuple[str, Span]]:
         """Return the text and the characters of each passage."""

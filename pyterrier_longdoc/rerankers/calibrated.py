@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
-from ..common.frames import numbers, relevance_of
+from ..common.frames import check_columns, numbers, relevance_of
 from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.warnings import warn
 from .reranker import CrossEncoder
@@ -64,9 +64,12 @@ class Calibrated(Presented, pt.Estimator):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the model's results with `probability`; ValueError before `fit`."""
-        results, found = self.model.transform(inp), self.calibration
-        if found is None and len(results):
+        found = self.calibration
+        if found is None and len(inp):
             raise ValueError(f"{self!r} knows no probabilities: call fit(results, qrels), or Calibrated.load(folder)")
+        if found is not None and len(found["of"]) > 1 and not getattr(self.model, "explain", True):
+            raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
+        results = self.model.transform(inp)
         if found is None or not len(results):
             return results.assign(probability=np.zeros(len(results)))
         logits = _features(results, found["of"]) @ found["weights"] + found["bias"]
@@ -90,7 +93,7 @@ class Calibrated(Presented, pt.Estimator):
         names = ["score", *(["window_scores"] if "window_scores" in results else [])]
         x = _features(results, names)
         # A number of windows that never varies says nothing, whatever rounding makes of its variance.
-        mean, scale = x.mean(0), np.where(x.std(0) > 1e-6, x.std(0), np.inf)
+        mean, scale = x.mean(0), np.where(np.ptp(x, 0) > 0, x.std(0), np.inf)
         targets = np.where(relevant, (ones + 1) / (ones + 2), 1 / (zeros + 2))
         model = linear.LogisticRegression(C=1e6, max_iter=1000)  # all but unregularised
         twice, weights = np.tile((x - mean) / scale, (2, 1)), np.concatenate([targets, 1 - targets])
@@ -107,6 +110,10 @@ class Calibrated(Presented, pt.Estimator):
         """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
         if isinstance(self.model, CrossEncoder) and not self.model.is_external:
             self.model.save(folder)
+        elif (Path(folder) / "config.json").is_file():
+            raise ValueError(
+                f"{str(folder)!r} holds another model, whose scores this is not made for: name a new folder"
+            )
         with replacing(Path(folder) / CALIBRATION) as file:
             file.write_text(json.dumps(arguments_of(self, "head")))
 
@@ -116,9 +123,15 @@ class Calibrated(Presented, pt.Estimator):
 
         ValueError if the model was none that `save` writes, and `model` is not given.
         """
+        if not (Path(folder) / CALIBRATION).is_file():
+            raise FileNotFoundError(
+                f"there is no folder {str(folder)!r} with a {CALIBRATION}, which Calibrated.save writes"
+            )
         arguments = json.loads((Path(folder) / CALIBRATION).read_text())
         if model is None and not (Path(folder) / "config.json").is_file():
             raise ValueError(f"{str(folder)!r} has a calibration without its model: give Calibrated.load(..., model=)")
+        if model is not None and parameters:
+            raise ValueError(f"{', '.join(parameters)} would have no effect beside model=")
         if "window_scores" in (arguments["calibration"] or {"of": ()})["of"]:
             parameters = {"explain": True, **parameters}
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
@@ -126,8 +139,7 @@ class Calibrated(Presented, pt.Estimator):
 
 def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
     """Return `(R, F)` scores and logarithms of the numbers of windows."""
-    if not set(names) <= set(results):
-        raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
+    check_columns(results, names, "Calibrated: the model's results (explain=True adds window_scores)")
     columns = [numbers(results, "score", "Calibrated", "the model must score every row")]
     for name in names[1:]:
         columns.append(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]))
@@ -149,6 +161,6 @@ class Above(ShowsChanges, Presented, pt.Transformer):
         kept = inp[numbers(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():
             warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)
-        if "rank" not in kept:
+        if "rank" not in kept or (ranks := pd.to_numeric(kept["rank"])).isna().any():
             return pt.model.add_ranks(kept)
-        return kept.assign(rank=kept.groupby("qid", dropna=False)["rank"].rank(method="first").astype("int64") - 1)
+        return kept.assign(rank=ranks.groupby(kept["qid"], dropna=False).rank(method="first").astype("int64") - 1)

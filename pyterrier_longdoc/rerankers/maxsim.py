@@ -47,7 +47,8 @@ class MaxSim(SeparateReranker):
         cached_bytes: most memory for the vectors of windows: with 128 features a token takes 512 bytes, or half of it
             with a `vector_cache`.
         vector_cache: a file that keeps the vectors of windows by content, weights and settings, for later processes.
-            They are rounded to fp16 before they are compared, stored before or not: scores differ in the fourth digit.
+            They are rounded to fp16 before they are compared, stored before or not: scores differ in the fourth digit,
+            but not between runs that find them there.
         vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
         training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
 

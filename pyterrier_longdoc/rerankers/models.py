@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -153,7 +154,7 @@ class SoftMaxP(MaxP):
     papers: ClassVar[tuple[str, ...]] = ("pinheiro-2015-image",)
 
     _: KW_ONLY
-    temperature: float = argument(1.0, role="head", above=0)
+    temperature: float = argument(1.0, role="head", above=0, below=inf)
 
     def head_spec(self) -> HeadSpec:
         return "softmaxp", {"temperature": float(self.temperature)}
@@ -426,9 +427,9 @@ class NeuralModel1(AvgP):
     """
 
     _: KW_ONLY
-    smoothing: float = argument(0.1, role="head")
-    background: float = argument(1e-5, role="head")
-    self_translation: float | None = argument(None, role="head")
+    smoothing: float = argument(0.1, role="head", above=0, below=1)
+    background: float = argument(1e-5, role="head", above=0, below=1)
+    self_translation: float | None = argument(None, role="head", above=0, below=1)
     projection: int = argument(64, role="head")
     units: int = argument(64, role="head")
 
@@ -489,9 +490,9 @@ class TKL(CrossEncoder):
     layers: int = argument(2, role="weights", at_least=1)
     attention_heads: int | None = argument(None, role="weights", at_least=1)
     feed_forward: int = argument(300, role="weights", at_least=1)
-    region_size: int = argument(30, role="head")
-    region_stride: int = argument(2, role="head")
-    best_regions: int = argument(3, role="head")
+    region_size: int = argument(30, role="head", at_least=1)
+    region_stride: int = argument(2, role="head", at_least=1, at_most="region_size")
+    best_regions: int = argument(3, role="head", at_least=1)
 
     encoder_class: ClassVar[type[WindowEncoder]] = TKLEncoder
 

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc import listwise
-from pyterrier_longdoc.data import RotateDocuments, position_augmentation
+from pyterrier_longdoc.data import RotateDocuments, rotate
 from pyterrier_longdoc.training import LOSSES
 from tests.support import systems, tiny, tiny_answers, tiny_long
 
@@ -385,9 +385,7 @@ for name, make in {
 @configuration("RotateDocuments")
 def rotated(frame: pd.DataFrame) -> Values:
     """Texts that training would see."""
-    kinds = ("rotate", "windows", "sentences")
-    texts = {kind: "\n".join(RotateDocuments(kind).transform(frame)["text"]) for kind in kinds}
-    return {kind: digest(text.encode()) for kind, text in texts.items()}
+    return {"rotate": digest("\n".join(RotateDocuments().transform(frame)["text"]).encode())}
 
 
 # Trainings.
@@ -448,7 +446,7 @@ trained(
     in_tiny(ld.AvgP),
     sampling="listwise",
     loss="lambda_loss",
-    augment=position_augmentation("rotate"),
+    augment=rotate,
 )
 trained(
     "training, LoRA as an adapter",

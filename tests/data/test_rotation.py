@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyterrier_longdoc.data.rotation import (
-    RotateDocuments,
-    position_augmentation,
-    rotate,
-    shuffle_sentences,
-    shuffle_windows,
-)
+from pyterrier_longdoc.data import RotateDocuments, rotate
 
-NAMES = ("rotate", "windows", "sentences")
 TEXT = "First sentence here. Second one, longer than that! A third? And no end"
 
 
@@ -28,12 +21,10 @@ def test_rotation_keeps_every_character(text, seed):
     assert any(out == body[cut:] + " " * bool(body) + body[:cut] for cut in range(len(body) + 1))
 
 
-@given(st.text(alphabet="ab c.!?\n", max_size=60), st.integers(0, 50), st.sampled_from(NAMES))
-def test_every_augmentation_keeps_the_words(text, seed, name):
-    out = position_augmentation(name, words=3)(text, random.Random(seed))
-    # Rotation may part a word from the punctuation before it: "(word" has a boundary inside.
-    pattern = r"\w+" if name == "rotate" else r"\S+"
-    assert Counter(re.findall(pattern, out)) == Counter(re.findall(pattern, text))
+@given(st.text(alphabet="ab c.!?\n", max_size=60), st.integers(0, 50))
+def test_rotation_keeps_the_words(text, seed):
+    # It may part a word from the punctuation before it: "(word" has a boundary inside.
+    assert Counter(re.findall(r"\w+", rotate(text, random.Random(seed)))) == Counter(re.findall(r"\w+", text))
 
 
 def test_rotation_cuts_at_every_word_alike():
@@ -47,28 +38,13 @@ def test_rotation_cuts_at_every_word_alike():
     assert all(420 < count < 580 for count in starts.values())
 
 
-def test_windows_and_sentences_stay_whole():
-    words = [f"w{i}" for i in range(10)]
-    out = shuffle_windows(" ".join(words), random.Random(1), words=4).split()
-    pieces = [words[:4], words[4:8], words[8:]]
-    assert sorted(out) == sorted(words)
-    for piece in pieces:
-        start = out.index(piece[0])
-        assert out[start : start + len(piece)] == piece
-    sentences = re.split(r"(?<=[.!?]) ", TEXT)
-    orders = {shuffle_sentences(TEXT, random.Random(seed)) for seed in range(200)}
-    assert len(orders) == 24
-    assert all(sentence in order for sentence in sentences for order in orders)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_transformer_changes_the_text_only(name):
+def test_transformer_changes_the_text_only():
     inp = pd.DataFrame(
         {"qid": ["1", "1", "2", "3"], "docno": list("abca"), "text": [TEXT, None, "x y z", TEXT], "score": 1.0},
         index=[3, 3, 0, 7],
     )
     before = inp.copy()
-    transformer = RotateDocuments(name, words=2, seed=5)
+    transformer = RotateDocuments(seed=5)
     out = transformer(inp)
     assert inp.equals(before)
     assert out.drop(columns="text").equals(inp.drop(columns="text"))
@@ -79,14 +55,10 @@ def test_transformer_changes_the_text_only(name):
     assert transformer(inp.iloc[::-1])["text"].tolist() == texts[::-1]
     assert transformer(inp.iloc[[2]])["text"].tolist() == [texts[2]]
     assert pickle.loads(pickle.dumps(transformer))(inp).equals(out)
-    others = {RotateDocuments(name, words=2, seed=seed)(inp)["text"].tolist()[0] for seed in range(20)}
+    others = {RotateDocuments(seed=seed)(inp)["text"].tolist()[0] for seed in range(20)}
     assert len(others) > 3
 
 
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="column 'text' holds bytes"):
         RotateDocuments()(pd.DataFrame({"text": [b"some bytes"]}))
-    with pytest.raises(ValueError, match="augmentation='shuffle'"):
-        RotateDocuments("shuffle")
-    with pytest.raises(ValueError, match="words=0"):
-        position_augmentation("windows", words=0)

@@ -212,3 +212,10 @@ def test_scores_that_are_kept_elsewhere_have_no_windows(results):
     told = results.why("q1", {"MaxP": Kept()})
     assert told.windows.empty
     assert any(note.startswith("MaxP: no windows, as its results lack them") for note in told.notes)
+
+
+def test_windows_of_an_earlier_text_are_not_shown(results):
+    for later in (ld.Evidence(25), ld.Passages(ld.SlidingWindows(10, 10))):
+        told = results.why("q1", {"MaxP": FIRST >> make("MaxP", explain=True) >> later})
+        assert told.windows.empty
+        assert any("lack them or the text" in note for note in told.notes)

@@ -47,7 +47,7 @@ def test_truncation():
     assert found.results.names == ["max_doc_len 5", "max_doc_len 10", "max_doc_len 30"]
     assert found.results.statistics.partner == dict.fromkeys(found.results.names[1:], "max_doc_len 5")
     [line] = [line for line in found.plot("AP").lines if line.get_marker() == "o"]
-    assert line.get_xydata().tolist() == found.table[["max_doc_len", "AP"]].to_numpy().tolist()
+    assert line.get_xydata().tolist() == list(map(list, enumerate(found.table["AP"])))
     with pytest.raises(ValueError, match="measure"):
         found.plot("RR")
 
@@ -72,10 +72,28 @@ def test_two_arguments():
     assert found.parameters.to_dict("records") == pairs
     assert found.table.loc[2, "AP"] == pytest.approx(alone(Model(window_size=150, stride=100)))
     ax = found.plot()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stride (tokens): 50", "stride (tokens): 100"]
-    assert list(ax.get_xticks()) == [75, 150]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stride: 50", "stride: 100"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["75", "150"]
     (_, of_50), (of_100,) = (container[0].get_xdata() for container in ax.containers)
-    assert of_50 < 150 < of_100  # what has equal values is seen, too
+    assert of_50 < 1 < of_100  # what has equal values is seen, too
+
+
+def test_none_is_a_setting_like_others():
+    pytest.importorskip("matplotlib")
+    found = sweep(FIRST, Model(), lengths(None, 10), TOPICS, QRELS, METRICS)
+    assert found.table["max_doc_len"].tolist() == [None, 10]
+    ax = found.plot("AP")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["None", "10"]
+    assert ax.containers[0][0].get_ydata().tolist() == found.table["AP"].tolist()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], [{}], lengths(10, 10, 20), [*lengths(10), {"stride": 5}], [{"max_doc_len": 5, "stride": 5, "window_size": 5}]],
+)
+def test_settings_that_make_no_table_are_refused(settings):
+    with pytest.raises(ValueError, match="the same one or two arguments"):
+        sweep(FIRST, Model(), settings, TOPICS, QRELS, METRICS)
 
 
 @pytest.mark.parametrize("folds", [None, [TOPICS["qid"].iloc[i::2].tolist() for i in range(2)]])

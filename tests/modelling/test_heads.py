@@ -3,6 +3,7 @@
 Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModel
 
+import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.heads import build_head, registered_heads
 from pyterrier_longdoc.modelling.heads.base import Head, WarmStart, head_options
 from pyterrier_longdoc.modelling.inputs import Encoded, Matches, QueryStates
@@ -249,8 +251,19 @@ def test_soft_maximum_lies_between_mean_and_maximum_whatever_the_number_of_windo
     assert ((low - 1e-4 <= middle) & (middle <= high + 1e-4)).all()
     twice = only(batch, 0, [0, 1, 2, 0, 1, 2])
     torch.testing.assert_close(heads[1.0](twice), heads[1.0](only(batch, 0, [0, 1, 2])), **CLOSE)  # a sum would grow
-    with pytest.raises(ValueError, match="temperature=0"):
-        make("softmaxp", temperature=0)
+    for temperature in (0, math.inf):
+        with pytest.raises(ValueError, match=f"temperature={temperature}"):
+            ld.SoftMaxP(temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [1e5, 1e8])
+def test_the_soft_maximum_of_a_large_temperature_is_the_mean(temperature):
+    head, batch = make("softmaxp", temperature=temperature), encoded((6, 1, 3, 2))
+    mean = make("avgp")
+    mean.load_state_dict(head.state_dict())
+    torch.testing.assert_close(head(batch), mean(batch), atol=1e-4, rtol=1e-4)
+    head(batch).sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -309,8 +322,6 @@ def test_aggregator_starts_as_its_checkpoint(tmp_path):
         before = head.cls_vector.clone()
         assert not head.warm_start(start(width=16))  # words of the backbone: another vocabulary's
         assert torch.equal(head.cls_vector, before)
-    with pytest.raises(ValueError, match="special_vectors='zero'"):
-        build_head("parade-transformer", H, special_vectors="zero")
 
 
 @pytest.mark.parametrize(

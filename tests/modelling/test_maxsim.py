@@ -97,6 +97,16 @@ def test_scores_of_sentence_transformers_without_a_module(name, kind, tmp_path):
     np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(QUERIES, texts)), expected, **CLOSE)
 
 
+def test_the_older_name_of_attention_to_an_expansion_counts(tmp_path):
+    folder = copy_of(str(FOLDER / "pylate-bert"), tmp_path)
+    file = folder / "config_sentence_transformers.json"
+    settings = json.loads(file.read_text())
+    assert not settings.pop("attend_to_expansion_tokens")
+    file.write_text(json.dumps({**settings, "attend_to_mask_tokens": True}))
+    expected = theirs(reference(str(folder)), QUERIES, [LONG[:40]])
+    np.testing.assert_allclose(scores(ld.MaxSim(folder), frame(QUERIES, [LONG[:40]])), expected, **CLOSE)
+
+
 def test_the_longest_input_of_the_tokenizer_is_that_of_the_checkpoint(tmp_path):
     folder, queries, texts = copy_of(PLAIN, tmp_path), [QUERIES[0], " ".join(tiny.WORDS)], ["the old dog", "a tree"]
     change(folder / "sentence_bert_config.json", document_length=None)
@@ -200,6 +210,12 @@ def test_batch_padding_and_order_change_no_score(name):
         ("2_Dense/config.json", {"activation_function": "numpy.tanh"}, "numpy.tanh"),
         ("config.json", {"architectures": ["ColPaliForRetrieval"]}, "ColPaliForRetrieval"),
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 9}}}, "processing_kwargs"),
+        (
+            "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "fixed", "length": 200, "attend": True}},
+            "expands queries to 200 tokens; its model takes 96",
+        ),
     ],
 )
 def test_settings_that_cannot_be_applied_are_refused(file, values, message, tmp_path):
@@ -521,15 +537,22 @@ def test_fit_learns_and_what_is_saved_scores_the_same(plain_encoder, results, tm
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path):
+def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path, encoded):
     model = ld.MaxSim(str(FOLDER / name), window_size=30, token_pooling=2)
     rows = frame(QUERIES, [LONG, "A dog, a Cat!"])
     expected = scores(model, rows)
-    model.save(tmp_path)
-    loaded = ld.MaxSim.load(tmp_path)
+    model.vector_cache = tmp_path / "vectors"
+    rounded = scores(model, rows)
+    model.save(tmp_path / "model")
+    loaded = ld.MaxSim.load(tmp_path / "model")
     assert loaded.model.ready
     assert loaded.model.format == model.model.format
     np.testing.assert_allclose(scores(loaded, rows), expected, **CLOSE)
+    loaded.vector_cache = model.vector_cache
+    forget_embeddings()
+    encoded.clear()
+    np.testing.assert_array_equal(scores(loaded, rows), rounded)
+    assert sum(encoded) == len(QUERIES)  # all windows are in the file
 
 
 def test_lora_and_gradients_of_a_checkpoint(results):

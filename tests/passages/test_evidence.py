@@ -135,6 +135,35 @@ def test_among_equal_scores_ranks_decide_and_within_a_document_the_order():
     assert evidence(results.drop(columns="rank"), 4)["text"].tolist() == ["a one. a two.", "", ""]
 
 
+def test_ranks_may_be_text():
+    rows = [row(str(rank), "one two", ("one two", 1), rank=str(rank)) for rank in (10, 2, 3)]
+    assert evidence(frame(*rows), 4)["text"].tolist() == ["", "one two", "one two"]
+
+
+def test_a_long_document_is_counted_in_parts():
+    """Each window once: texts that grow by a window each would be counted to the square of their length."""
+    words, counted = [f"w{number}" for number in range(400)], []
+    text = " ".join(words)
+
+    def count_words(text):
+        counted.append(len(text.split()))
+        return counted[-1]
+
+    windows = [(f"w{number} w{number + 1} ", number % 7) for number in range(100, 300, 4)]
+    out = evidence(frame(row("long", text, *windows)), 120, tokenizer=count_words)
+    assert out["evidence_tokens"].tolist() == [len(out["text"][0].split())]
+    assert 117 < out["evidence_tokens"][0] <= 120
+    assert sum(counted) < 3 * len(words)
+
+
+def test_windows_that_fit_apart_may_not_fit_together():
+    def dear_marks(text):
+        return len(text.split()) + 4 * (text.count("[...]") > 0 and len(text) > 5)
+
+    out = evidence(frame(CATS, DOGS), 8, tokenizer=dear_marks)
+    assert out["text"].tolist() == ["A cat purrs.", "No cat."]
+
+
 def test_titles_stand_before_what_is_shown_and_are_counted():
     results = frame({**CATS, "title": "On cats"}, {**DOGS, "title": "On dogs"}).rename(columns={"text": "body"})
     arguments = {"text_field": ("title", "body"), "repeat": "title"}
@@ -169,8 +198,16 @@ def test_what_is_missing_is_named():
     results = frame(CATS, DOGS)
     with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker explain=True"):
         evidence(results.drop(columns="window_spans"))
-    with pytest.raises(pt.validate.InputValidationError, match="text column"):
-        evidence(results.drop(columns="text"))
+    for fields in ("text", ("title", "text")):
+        lacking = r"column\(s\) (title, )?text: put dataset.text_loader"
+        with pytest.raises(pt.validate.InputValidationError, match=lacking):
+            evidence(results.drop(columns="text"), text_field=fields)
+    for column in ("qid", "score"):
+        with pytest.raises(pt.validate.InputValidationError, match=rf"lacks the column\(s\) {column} \(there are"):
+            evidence(results.drop(columns=column))
+    for scores in ([np.nan, 1.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]):
+        with pytest.raises(ValueError, match="3 windows of 'cats' need a finite score each"):
+            evidence(results.assign(window_scores=[scores, [1.0]]))
     with pytest.raises(ValueError, match="windows of 'dogs' are missing"):
         evidence(results.assign(window_scores=[CATS["window_scores"], None]))
     with pytest.raises(ValueError, match="windows of 'cats' end after its text"):
@@ -203,7 +240,7 @@ def test_texts_that_are_evidence_need_new_windows(results):
     model = make("MaxP", explain=True)
     once = (model >> ld.Evidence(60))(results)
     for again in (ld.Evidence(30), lambda frame: ld.show(frame, "1")):
-        with pytest.raises(ValueError, match="those of texts that Evidence has replaced"):
+        with pytest.raises(ValueError, match="those of texts that Evidence or Passages has replaced"):
             again(once)
     twice = (model >> ld.Evidence(30))(once)
     assert (twice["evidence_tokens"] <= once["evidence_tokens"]).all()

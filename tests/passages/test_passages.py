@@ -102,10 +102,24 @@ def test_where_sliding_loses_text():
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="windows=150 must be windows"):
         ld.Passages(150)
-    with pytest.raises(ValueError, match="docno 'a%p1' holds '%p'"):
+    with pytest.raises(ValueError, match="docno 'a%p1' must be a name without '%p'"):
         ld.Passages()(pd.DataFrame({"docno": ["a%p1"], "text": ["x"]}))
+    for nothing in (None, np.nan):
+        with pytest.raises(ValueError, match=f"docno {nothing} must"):
+            ld.Passages()(pd.DataFrame({"docno": [nothing], "text": ["x"]}))
     with pytest.raises(pt.validate.InputValidationError):
         ld.Passages()(pd.DataFrame({"docno": ["a"]}))
     assert repr(ld.Passages(FIVE, repeat="t", text_field=("t", "b"))) == (
         "Passages(windows=SlidingWindows(size=5, stride=5), text_field=('t', 'b'), repeat='t')"
     )
+
+
+def test_windows_of_the_document_are_not_those_of_its_passages():
+    columns = {"qid": "1", "query": "q", "score": 1.0, "window_spans": [[(0, 3)]], "window_scores": [[1.0]]}
+    explained = pd.DataFrame(
+        {"docno": ["a"], "text": ["one two three four five six"], "window_field": "text", **columns}
+    )
+    out = ld.Passages(FIVE)(explained)
+    assert out["window_field"].tolist() == ["", ""]
+    with pytest.raises(ValueError, match="texts that Evidence or Passages has replaced"):
+        ld.Evidence(50, tokenizer=len)(out)

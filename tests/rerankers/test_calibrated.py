@@ -178,3 +178,46 @@ def test_ties_stay_in_the_order_of_ranks_above_a_threshold():
     frame = frame.assign(query="a", probability=[0.9, 0.9, 0.1, 0.9])
     kept = ld.Above(0.5)(frame)
     assert dict(zip(kept["docno"], kept["rank"], strict=True)) == {"a": 1, "b": 0, "d": 2}
+
+
+def test_a_calibration_is_not_put_beside_another_model(tmp_path):
+    make("MaxP").save(tmp_path)
+    with pytest.raises(ValueError, match="holds another model"):
+        ld.Calibrated(SCORES, calibration={"of": ["score"], "weights": [2.0], "bias": -1.0, "steps": None}).save(
+            tmp_path
+        )
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .* with a calibration.json"):
+        ld.Calibrated.load(tmp_path)
+
+
+def test_nothing_is_scored_before_it_is_known_how(results):
+    asked = []
+
+    def score(queries, texts):
+        asked.extend(queries)
+        return [0.0] * len(queries)
+
+    model = ld.MaxP(ld.PairScorer(score))
+    with pytest.raises(ValueError, match="call fit"):
+        ld.Calibrated(model)(results)
+    calibration = {"of": ["score", "window_scores"], "weights": [1.0, 1.0], "bias": 0.0, "steps": None}
+    with pytest.raises(ValueError, match="explain=True here, too"):
+        ld.Calibrated(model, calibration=calibration)(results)
+    assert not asked
+    with pytest.raises(ValueError, match=r"lack the column\(s\) window_scores"):
+        ld.Calibrated(SCORES, calibration=calibration)(results.assign(score=1.0))
+
+
+def test_small_scores_are_scores():
+    frame, qrels = judged()
+    model = ld.Calibrated(SCORES).fit(frame, qrels)
+    small = frame.assign(score=frame["score"] * 1e-7)
+    np.testing.assert_allclose(
+        ld.Calibrated(SCORES).fit(small, qrels)(small)["probability"], model(frame)["probability"], atol=1e-4
+    )
+
+
+def test_ranks_above_a_threshold_may_be_text_or_missing():
+    frame = pd.DataFrame({"qid": "q", "docno": list("abc"), "score": [1.0, 3.0, 2.0], "probability": 1.0})
+    for ranks, expected in ((["10", "2", "3"], [2, 0, 1]), ([0, np.nan, 1], [2, 0, 1])):
+        assert ld.Above(0.5)(frame.assign(rank=ranks))["rank"].tolist() == expected

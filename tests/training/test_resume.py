@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.data import position_augmentation
+from pyterrier_longdoc.data import rotate
 from pyterrier_longdoc.training import LOSSES, Lora, Loss, TrainingArgs, resume, train
 from pyterrier_longdoc.training.resume import STATE_FILE
 
@@ -178,7 +178,7 @@ def squared(scores, labels, teacher, recipe):
     ("changes", "named"),
     [
         ({"augment": shortened}, "shortened"),
-        ({"augment": position_augmentation("rotate")}, None),
+        ({"augment": rotate}, None),
         ({"loss": "squared"}, "squared"),
         ({}, None),
     ],

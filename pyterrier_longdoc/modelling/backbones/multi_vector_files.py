@@ -89,8 +89,9 @@ def _read_modules(
 ) -> tuple[dict[str, Any], list[tuple[Step, str]]]:
     kinds, paths = [module["type"].rsplit(".", 1)[-1] for module in modules], [module["path"] for module in modules]
     config = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
-    if kinds[0] != "Transformer" or "message" in config.get("modality_config", {}):
-        raise ValueError(f"checkpoint {name!r} begins with a {kinds[0]} or a chat template: MaxSim needs a Transformer")
+    if kinds[0] != "Transformer" or "message" in config.get("modality_config", {}) or config.get("processing_kwargs"):
+        problem = f"begins with a {kinds[0]}, a chat template or processing_kwargs"
+        raise ValueError(f"checkpoint {name!r} {problem}: MaxSim needs a Transformer without them")
     lengths = {**_pylate_lengths(general), **config} if is_pylate else config
     # Versions of sentence-transformers from 5.4 on store this length in the tokenizer alone.
     longest = lengths.get("max_seq_length") or tokenizer.model_max_length
@@ -134,7 +135,7 @@ def _pylate_lengths(general: dict[str, Any]) -> dict[str, Any]:
     lengths = {key: general[key] for key in ("query_length", "document_length") if general.get(key) is not None}
     if "query_expansion" in general or general.get("do_query_expansion") is False:
         return {**lengths, "query_expansion": general.get("query_expansion")}
-    attends = bool(general.get("attend_to_expansion_tokens"))
+    attends = bool(general.get("attend_to_expansion_tokens", general.get("attend_to_mask_tokens")))
     fixed = {"strategy": "fixed", "attend": attends, "length": lengths.pop("query_length", EXPANSION)}
     return {**lengths, "query_expansion": fixed}
 

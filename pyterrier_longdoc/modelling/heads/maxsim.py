@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...common.arguments import check_arguments
 from ..inputs import Encoded
 from .base import Head, WarmStart
 
@@ -22,7 +21,6 @@ class MaxSimHead(Head, name="maxsim"):
 
     def __init__(self, hidden_size: int, *, aggregation: str = "document") -> None:
         super().__init__(hidden_size, dropout=0.0)
-        check_arguments("str", choices=("document", "max"), aggregation=aggregation)
         del self.final
         self.aggregation = aggregation
 
@@ -33,11 +31,8 @@ class MaxSimHead(Head, name="maxsim"):
     def token_windows(self, encoded: Encoded) -> torch.Tensor:
         """Return the `(B, Q)` window that counts for each query token."""
         maxima = _maxima(encoded)
-        return (
-            maxima.argmax(1)
-            if self.aggregation == "document"
-            else maxima.sum(-1, True).argmax(1).expand_as(maxima[:, 0])
-        )
+        by_token = maxima if self.aggregation == "document" else maxima.sum(-1, keepdim=True).expand_as(maxima)
+        return by_token.argmax(1)
 
     def warm_start(self, start: WarmStart) -> bool:
         """Take over nothing; scores make sense if the projection is the checkpoint's."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...common.arguments import check_arguments
 from ..inputs import Encoded
 from .base import TokenHead
 
@@ -52,8 +51,6 @@ class NeuralModel1Head(TokenHead, name="model1"):
     ) -> None:
         super().__init__(hidden_size, units // 2)
         nn.init.xavier_uniform_(self.final.weight)
-        check_arguments("float", above=0, below=1, smoothing=smoothing, background=background)
-        check_arguments("float | None", above=0, below=1, self_translation=self_translation)
         self.smoothing, self.background, self.self_translation = smoothing, background, self_translation
         self.query_norm, self.document_norm = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
         self.query_projection = nn.Linear(hidden_size, projection)

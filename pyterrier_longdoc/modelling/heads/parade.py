@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...common.arguments import check_arguments
 from ..aggregators import (
     Part,
     first_state,
@@ -127,8 +126,6 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         max_positions: int = 512,
         dropout: float = 0.1,
     ) -> None:
-        if special_vectors is not None:
-            check_arguments("str", choices=("random", "words"), special_vectors=special_vectors)
         if aggregator is None:
             heads = attention_heads or next(n for n in range(12, 0, -1) if hidden_size % n == 0)
             transformer = random_transformer(hidden_size, layers, heads, max_positions, dropout)

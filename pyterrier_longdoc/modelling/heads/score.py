@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...common.arguments import check_arguments
 from ..inputs import Encoded
 from .base import Head, masked_mean
 
@@ -76,7 +75,6 @@ class KMaxPHead(Head, name="kmaxp"):
 
     def __init__(self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, **options: Any) -> None:
         super().__init__(hidden_size, **options)
-        check_arguments("int", at_least=1, k=k)
         numbers = None if weights is None else np.asarray(weights, dtype=float)
         if numbers is not None and not (numbers.shape == (k,) and np.isfinite(numbers).all()):
             raise ValueError(f"weights={weights} must be k={k} finite numbers")
@@ -108,9 +106,12 @@ class SoftMaxPHead(Head, name="softmaxp"):
 
     def __init__(self, hidden_size: int, *, temperature: float = 1.0, **options: Any) -> None:
         super().__init__(hidden_size, **options)
-        check_arguments("float", above=0, temperature=temperature)
         self.temperature = temperature
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         scores = self.score(encoded.cls).masked_fill(~encoded.mask, float("-inf"))  # (B, N)
-        return self.temperature * (torch.logsumexp(scores / self.temperature, 1) - encoded.mask.sum(1).log())
+        best = scores.max(1, keepdim=True).values
+        # Less 1, as 1 would swallow small differences over a large temperature.
+        exponentials = torch.expm1((scores - best) / self.temperature).masked_fill(~encoded.mask, 0.0)
+        mean = exponentials.sum(1) / encoded.mask.sum(1)
+        return best.squeeze(1) + self.temperature * torch.log1p(mean)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...common.arguments import check_arguments
 from ..inputs import Encoded
 from .base import TokenHead
 
@@ -55,8 +54,6 @@ class TklHead(TokenHead, name="tkl"):
         self, hidden_size: int, *, region_size: int = 30, region_stride: int = 2, best_regions: int = 3
     ) -> None:
         super().__init__(hidden_size, len(MEANS))
-        check_arguments("int", at_least=1, region_size=region_size, best_regions=best_regions)
-        check_arguments("int", at_least=1, at_most=region_size, region_stride=region_stride)
         self.size, self.stride, self.best = region_size, region_stride, best_regions
         self.salience = nn.Linear(hidden_size, 1, bias=False)
         self.norm = nn.LayerNorm(2)
