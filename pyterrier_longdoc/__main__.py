@@ -1,4 +1,4 @@
-"""The main job: why one reads long documents to their end, in two tables, one picture and three sentences, offline.
+"""The main job: why one reads long documents to their end, in two tables and one picture, offline.
 
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
@@ -46,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore", ExperimentWarning)
         natural = _run_natural(args, dataset, models, out / "natural")
         moved = None if args.collection else _run_moved(args, models, out)
-    print(*demo.findings(natural, moved), sep="\n")
     demo.draw(natural, moved).savefig(out / "comparison.png", dpi=150)
     if moved is None:
         print("(There is no second part: only the docstrings have known places of relevant passages.)")
@@ -122,7 +121,7 @@ def _report(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[Ex
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pyterrier_longdoc",
-        description="Why one reads long documents to their end, in two tables, one picture and three sentences.",
+        description="Why one reads long documents to their end, in two tables and one picture.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Parts of the main job, for notebooks too: models, first stage, moved passages, random order, words and a picture."""
+"""Parts of the main job, for notebooks too: models, first stage, moved passages, random order, tables and a picture."""
 
 from __future__ import annotations
 
@@ -123,61 +123,8 @@ def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
     )
 
 
-def findings(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> list[str]:
-    """Return the findings: a sentence on an experiment with one baseline, and one on each model of moved passages.
-
-    Moved passages are results by place, each `with_chance`.
-    """
-    by_place = [] if moved is None else [_place_sentence(moved, name) for name in moved.names if name != CHANCE]
-    return [_comparison_sentence(natural), *by_place]
-
-
-def _comparison_sentence(results: ExperimentResults) -> str:
-    """Return a sentence on the systems above and below the baseline in the first measure, and on those in between."""
-    measure, (baseline,) = results.measures[0], results.statistics.baseline
-    rows = [row for row in results.comparisons.to_dict("records") if row["measure"] == measure]
-    mean = float(results.means[measure][baseline])
-    clauses = [f"On {len(results.qids)} topics {baseline} has an {measure} of {mean:.2f}"]
-    for verdict, words in VERDICTS.items():
-        verdict_rows = [row for row in rows if _verdict(row) == verdict]
-        interval = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
-        systems = [f"{row['name']} ({row['mean']:.2f}{interval.format_map(row)})" for row in verdict_rows]
-        clauses += [f"{words} that: {', '.join(systems)}"] if systems else []
-    sentence = f"{'; '.join(clauses)}."
-    if any(_verdict(row) == 0 for row in rows):
-        sentence += " (Differences: 95 % intervals, each alone; significance: of all by Holm's method.)"
-    return sentence
-
-
-VERDICTS = {1: "significantly above", -1: "significantly below", 0: "not significantly different from"}
-
-
-def _place_sentence(moved: PositionEffectiveness, model: str) -> str:
-    """Return a sentence on a model at its worst place."""
-    rows = {row["group"]: row for row in moved.comparisons.to_dict("records") if row["name"] == model}
-    ratio = next(row for row in moved.ratios.to_dict("records") if row["name"] == model)
-    worst, best = rows[ratio["worst group"]], rows[ratio["best group"]]
-    outcome = "shows no significant loss wherever the relevant passage is"
-    if ratio["p-value"] < moved.groups[worst["group"]].statistics.alpha:
-        collapsed = _verdict(best) == 1 and _verdict(worst) == 0
-        fall = "collapses to chance" if collapsed else "falls below chance" if _verdict(worst) == -1 else "loses"
-        outcome = f"{fall} where the relevant passage is {worst['group']}"
-    means = ", ".join(f"{row['mean']:.2f} {place}" for place, row in rows.items())
-    interval = f"95 % interval of the difference {worst['low']:+.2f} to {worst['high']:+.2f}"
-    detail = f"{interval}, {p_in_words(worst['p-value corrected'])} by Holm's method"
-    return (
-        f"{model} {outcome}: its RR is {means} ({p_in_words(ratio['p-value'])} for worst against best), and at its "
-        f"worst it is {VERDICTS[_verdict(worst)]} the {worst['reference mean']:.2f} of a {CHANCE} ({detail})."
-    )
-
-
-def _verdict(row: Mapping[Any, Any]) -> int:
-    """Return 1 for significantly above, -1 for significantly below, else 0."""
-    return int(np.sign(row["difference"])) if row["reject"] else 0
-
-
 def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> Any:
-    """Draw a panel for each experiment, with 95 % intervals; the arguments are those of `findings`.
+    """Draw a panel for an experiment with one baseline, and one for moved passages, with 95 % intervals.
 
     The bar of the baseline is grey; systems that differ from it significantly have a star.
     """

@@ -1,10 +1,9 @@
-"""The main job on small collections, with the packaged encoder and a tiny cross-encoder, and its words."""
+"""The main job on small collections, with the packaged encoder and a tiny cross-encoder."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 from functools import partial
 
 import ir_measures
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
-from scipy import stats
 
 from pyterrier_longdoc import TruncationWarning, demo
 from pyterrier_longdoc import __main__ as command
@@ -214,57 +212,6 @@ def around(mean: float, topics: int = 20, spread: float = 0.1) -> list[float]:
     return (
         np.random.default_rng(int(100 * mean)).permutation(np.linspace(mean - spread, mean + spread, topics)).tolist()
     )
-
-
-def test_words_on_documents_as_they_are():
-    values = {"BM25": around(0.6), "FirstP": around(0.4), "MaxP": around(0.61), "BM25 + PARADE": around(0.8)}
-    results = made_up(values, "nDCG@10", baseline=("BM25",), correction="holm")
-    (sentence,) = demo.findings(results)
-    for clause in (
-        "On 20 topics BM25 has an nDCG@10 of 0.60",
-        "significantly above that: BM25 + PARADE (0.80)",
-        "significantly below that: FirstP (0.40)",
-        "not significantly different from that: MaxP (0.61, difference ",
-    ):
-        assert clause in sentence
-    # The same means without significance, and another baseline.
-    (few,) = demo.findings(results.subset(["q0", "q1"]))
-    assert "above" not in few
-    assert "below" not in few
-    (other,) = demo.findings(results.retest(baseline="FirstP"))
-    assert "FirstP has an nDCG@10 of 0.40; significantly above that: BM25 (0.60), MaxP (0.61)" in other
-
-
-CHANCE = (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 5
-AT_CHANCE = [CHANCE + x for x in around(0.0, spread=0.3)]
-
-
-@pytest.mark.parametrize(
-    ("early", "far", "outcome", "at_worst"),
-    [
-        (around(0.9), AT_CHANCE, "collapses to chance where", "not significantly different"),
-        (around(0.9), around(0.2), "falls below chance where the relevant passage is far", "significantly below"),
-        (around(0.9), around(0.89), "shows no significant loss wherever", "significantly above"),
-        (around(0.7), around(0.9), "loses where the relevant passage is early", "significantly above"),
-        # The same drop, of which too few topics tell.
-        ([1.0, 0.8], [0.3, 0.62], "shows no significant loss wherever", "not significantly different"),
-    ],
-)
-def test_words_on_moved_passages(early, far, outcome, at_worst):
-    moved = PositionEffectiveness(
-        {
-            place: demo.with_chance(made_up({"FirstP": values}, "RR"), depth=5)
-            for place, values in {"early": early, "far": far}.items()
-        }
-    )
-    _, sentence = demo.findings(made_up({"BM25": [1.0], "MaxP": [0.5]}, "nDCG@10", baseline=("BM25",)), moved)
-    assert sentence.startswith(f"FirstP {outcome}")
-    assert f"{np.mean(early):.2f} early, {np.mean(far):.2f} far" in sentence
-    assert f"at its worst it is {at_worst}" in sentence
-    assert ("collapses" in sentence) == ("collapses" in outcome)
-    p = re.search(r"\((p .*?) for worst against best\)", sentence)[1]
-    expected = stats.ttest_rel(early, far).pvalue if len(early) > 1 else np.nan
-    assert p == ("p undefined" if np.isnan(expected) else "p < 0.001" if expected < 0.001 else f"p = {expected:.3f}")
 
 
 def test_the_picture_has_a_panel_for_each_part():
