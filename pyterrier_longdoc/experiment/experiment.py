@@ -93,8 +93,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         filter_by_topics: leave out judgements of other topics, whose values would be 0.
         batch_size: topics at a time, to save memory.
         efficiency: measure time, memory and the text that was read, after a warm-up.
-        save_dir: folder for runs and results. After an interruption a second call with the same folder goes on:
-            finished runs are read.
+        save_dir: folder for runs, results and their table (CSV, Markdown, LaTeX). After an interruption a second call
+            with the same folder goes on: finished runs are read.
         save_mode: what to do with earlier runs in it, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or
             raise an `"error"`. Unlike there, a run is reused only if the same pipeline would make it: weights,
             settings, first stage and topics are compared by their contents. A factory is always called; the run of the

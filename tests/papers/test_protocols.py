@@ -13,7 +13,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.files import write_jsonl, write_lines
-from pyterrier_longdoc.papers.protocols import models_folder, preset_factory
+from pyterrier_longdoc.papers.protocols import Protocol, TopicSet, models_folder, preset_factory
 from pyterrier_longdoc.training import TrainingArgs, add_judged, k_fold_fit, recipes
 
 from ..support import tiny
@@ -373,6 +373,29 @@ def test_far_relevant(msmarco, models, tmp_path, monkeypatch):
 
 
 # The rest.
+
+
+def test_a_protocol_of_ones_own_on_a_folder(cross_encoder, tmp_path):
+    parts = {"train": TRAIN, "test": DEV}
+    write_jsonl(tmp_path / "docs.jsonl", [{"docno": d, "text": row["body"]} for d, row in TRAIN.docs.items()])
+    judged = [f"{qid} 0 {docno} {label}" for part in parts.values() for qid, docno, label, _ in part.judged]
+    write_lines(tmp_path / "qrels.txt", judged)
+    topics = [(qid, word) for part in parts.values() for qid, word in zip(part.qids, part.words, strict=True)]
+    write_lines(tmp_path / "topics.tsv", ["\t".join(topic) for topic in topics])
+    write_lines(tmp_path / "splits.tsv", [f"{qid}\t{name}" for name, part in parts.items() for qid in part.qids])
+    train, test = (TopicSet(f"longdoc:folder:{tmp_path}", split, split) for split in parts)
+    own = Protocol(test=(test,), train=train, fields=("text",), metrics=("nDCG@10",))
+    made = []
+
+    def model(seed):
+        made.append(maxp(cross_encoder, seed=seed))
+        return made[-1]
+
+    results = own.run({"MaxP": model}, Retriever(*V1), tmp_path / "run", seeds=[0])
+    assert results.qids == DEV.qids
+    assert made[-1].trained_on.used == len(TRAIN.qids)
+    run = candidates(DEV, fields=("body",))
+    assert scores(results.run("MaxP", 0)) == pytest.approx(scores(made[-1](run)), rel=1e-5)
 
 
 def test_models_without_fit_and_figures_of_the_paper(tmp_path):
