@@ -47,6 +47,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "NeuralModel1": ld.NeuralModel1,
     "TKL": ld.TKL,
     "LateIR": partial(ld.LateIR, **SMALL),
+    "MaxSim": ld.MaxSim,
     "BiEncoder": ld.BiEncoder,
 }
 QUERIES = ("old dog river mountain", "new cat city winter")
