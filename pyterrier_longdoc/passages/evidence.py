@@ -93,7 +93,9 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
             taken |= self._spend({row: sources[row] for row in of_query}, count)
         texts = [source.text(taken[row]) for row, source in enumerate(sources)]
         spans = [source.passages.pieces(taken[row]) for row, source in enumerate(sources)]
-        tokens = np.array(count(texts), dtype="int64")
+        tokens = np.array(
+            [number if text else 0 for number, text in zip(count(texts), texts, strict=True)], dtype="int64"
+        )
         self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
         column, *others = frames.window_fields(self.text_field, self.repeat)
         out = inp.assign(**{"text" if others else column: texts})
@@ -125,16 +127,23 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
         """Return the windows of each row of a query, whose rows are in the order of ranks."""
-        mark, most = count([MARK])[0], self.at_most or self.tokens
-        # Parts are counted once each: counting growing texts would take the square of their length.
-        part = cache(lambda row, start, end: count([sources[row].document.text[start:end]])[0])
-        title = cache(lambda row: count([sources[row].document.repeated])[0])
+        # A counter may add special tokens to each text.
+        none, mark = count(["", MARK])
+        title = cache(lambda row: count([sources[row].document.repeated])[0] - none)
+        part = cache(lambda row, start, end: count([sources[row].document.text[start:end]])[0] - none)
+
+        def parts_cost(row: int, numbers: list[int]) -> int:
+            parts = sources[row].passages.pieces(numbers)
+            return (
+                title(row) + sum(part(row, *span) for span in parts) + (mark - none) * (len(parts) - 1) if parts else 0
+            )
 
         def cost(row: int, numbers: list[int]) -> int:
-            parts = sources[row].passages.pieces(numbers)
-            return title(row) + sum(part(row, *span) for span in parts) + mark * (len(parts) - 1) if parts else 0
+            text = sources[row].text(numbers)
+            return count([text])[0] if text else 0
 
-        budget = Budget(self.tokens, cost, most)
+        # Counting the growing text for each window that does not fit would take the square of its length.
+        budget = Budget(self.tokens, parts_cost, cost, at_most=self.at_most)
         for row, source in sources.items():
             for number in source.passages.best:
                 if budget.spent[row] < self.at_least:
@@ -143,14 +152,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         for _, row, number in sorted(windows, key=lambda window: -window[0]):  # among equals the order of ranks
             if budget.left > 0:
                 budget.take(row, number)
-        taken = {row: budget.taken[row] for row in sources}
-        # A tokenizer may make more tokens of the whole than of its parts.
-        while (
-            sum(tokens := count([source.text(taken[row]) for row, source in sources.items()])) > self.tokens
-            or max(tokens) > most
-        ):
-            taken[budget.order.pop()].pop()
-        return taken
+        return {row: budget.taken[row] for row in sources}
 
     def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
         """Warn of queries that get nothing, and of documents with less than they were promised."""

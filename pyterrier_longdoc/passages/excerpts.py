@@ -61,24 +61,29 @@ class ChosenPassages:
 
 
 class Budget:
-    """Tokens that are spent on passages of documents; `cost` says what some passages of a document take."""
+    """Tokens that are spent on passages of documents; `costs` say what some passages of a document take.
 
-    def __init__(self, limit: int, cost: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
-        self.left, self._cost, self._at_most = limit, cost, limit if at_most is None else at_most
+    The last one counts. Those before it are cheap ones, which spare it passages that do not fit.
+    """
+
+    def __init__(self, limit: int, *costs: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
+        self.left, self._costs, self._at_most = limit, costs, limit if at_most is None else at_most
         self.taken: dict[int, list[int]] = defaultdict(list)
         self.spent: Counter[int] = Counter()
-        self.order: list[int] = []  # of the documents, a passage each
 
     def take(self, document: int, number: int) -> None:
         """Spend tokens on a passage if it fits, and is not taken already."""
         if number in self.taken[document]:
             return
-        tokens = self._cost(document, [*self.taken[document], number])
-        if tokens <= min(self._at_most, self.left + self.spent[document]):
-            self.taken[document].append(number)
-            self.order.append(document)
-            self.left -= tokens - self.spent[document]
-            self.spent[document] = tokens
+        passages, room = [*self.taken[document], number], min(self._at_most, self.left + self.spent[document])
+        tokens = 0
+        for cost in self._costs:
+            tokens = cost(document, passages)
+            if tokens > room:
+                return
+        self.taken[document] = passages
+        self.left -= tokens - self.spent[document]
+        self.spent[document] = tokens
 
 
 def best_passages(

@@ -70,7 +70,7 @@ from ..training import (
 )
 from ..training.queries import check_validation
 from ..training.recipe import papers_of_recipe
-from ..training.resume import is_first_process
+from ..training.resume import STATE_FILE, is_first_process
 from . import saved
 from .score_cache import score_with_cache
 
@@ -728,7 +728,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
-        if self._model is not None and self._model.trained and not self._model.started:
+        model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
+        if model is not None and model.trained and not model.started and not resumes:
             warn(
                 f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
                 f"new one",

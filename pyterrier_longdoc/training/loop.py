@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import itemgetter
@@ -15,6 +15,7 @@ from typing import Any
 
 import pyterrier as pt
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..common.frames import Text
@@ -55,7 +56,7 @@ def train(
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of examples, for methods that need more than scores; None for the recipe's.
         settings: returns the model's settings, JSON-able: a training is not continued with other settings.
-        verbose: show a line for each epoch, and say where a training continues.
+        verbose: show a line for each epoch.
 
     Returns:
         `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
@@ -84,11 +85,12 @@ def train(
         stack.callback(run.end)
         if recipe.checkpoint is not None and run.resume(settings()):
             on_step()
-            if verbose and run.rank == 0:
-                step, total = run.state.step, run.total_steps
-                pt.tqdm.write(f"{'nothing to do' if run.is_over else 'resuming'} after step {step} of {total}")
+            if run.rank == 0:
+                step, total, is_done = run.state.step, run.total_steps, run.is_over and run.state.is_reported
+                pt.tqdm.write(f"{'nothing to do' if is_done else 'resuming'} after step {step} of {total}")
         model.train()
         try:
+            run.report(validate)  # of a step that an interruption came after
             while not run.is_over:
                 run.epoch(validate, on_step, verbose)
         except KeyboardInterrupt:
@@ -117,6 +119,8 @@ class State:
     step: int = 0  # optimiser steps done
     epoch: int = 0  # the present one, from 0
     position: int = 0  # examples done in the present epoch
+    is_reported: bool = True  # whether the last step's validation and entry of the history are done
+    rate: float = 0.0  # the last step's learning rate, the highest
     loss: float = 0.0  # sum of losses since the last entry of the history
     examples: int = 0  # examples of these losses
     documents: float = 0.0  # documents of these examples
@@ -144,11 +148,12 @@ class Run:
         self.optimizer = make_optimizer(model, recipe)
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.dtype == "float16")
-        self.steps_per_epoch = -(-examples_per_epoch(data.groups, recipe) // recipe.queries_per_step)
+        self.examples_per_epoch = examples_per_epoch(data.groups, recipe)
+        self.steps_per_epoch = -(-self.examples_per_epoch // recipe.queries_per_step)
         self.total_steps = min(recipe.epochs * self.steps_per_epoch, recipe.max_steps or sys.maxsize)
         self.state = State()
         self.best: dict[str, torch.Tensor] = {}  # the weights that validated best
-        self.is_between_steps = True
+        self.is_between_steps = True  # whether weights and state belong together
         self.saved_step: int | None = None
         self.file: StateFile | None = None
 
@@ -175,11 +180,13 @@ class Run:
                     loss, rate, speed = self.figures().values()
                     bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
                     bar.update(len(batch))
-                self.report(validate, epoch_ends=state.position == len(picks))
-                self.is_between_steps = True
-        state.epoch, state.position = state.epoch + 1, 0
-        if recipe.restart_each_epoch:
-            self.optimizer.state.clear()
+                self.report(validate)
+        if state.position == len(picks):
+            self.is_between_steps = False
+            state.epoch, state.position = state.epoch + 1, 0
+            if recipe.restart_each_epoch:
+                self.optimizer.state.clear()
+            self.is_between_steps = True
 
     def step(self, batch: Sequence[Pick]) -> None:
         """Make an optimiser step, each process with a part of its queries; none if the loss is not finite."""
@@ -214,6 +221,9 @@ class Run:
         state.examples += len(batch)
         state.documents += documents
         state.seconds += time.perf_counter() - start
+        state.rate = max(map(itemgetter("lr"), self.optimizer.param_groups))
+        state.is_reported = False
+        self.is_between_steps = True
 
     def _backward(self, examples: Sequence[Example], examples_of_all: int) -> float:
         """Add the gradients of examples; return the sum of their losses."""
@@ -234,16 +244,19 @@ class Run:
         state = self.state
         return {
             "loss": state.loss / max(state.examples, 1),
-            "learning_rate": max(map(itemgetter("lr"), self.optimizer.param_groups)),
+            "learning_rate": state.rate,
             "documents_per_second": state.documents / state.seconds if state.seconds else 0.0,
         }
 
-    def report(self, validate: Callable[[], float] | None, *, epoch_ends: bool) -> None:
-        """Validate, write an entry of the history and save, where each is due."""
+    def report(self, validate: Callable[[], float] | None) -> None:
+        """Validate, write an entry of the history and save, where each is due after a step that is not reported."""
         state, recipe = self.state, self.recipe
-        every = recipe.validate_steps
+        if state.is_reported:
+            return
+        epoch_ends, every = state.position == self.examples_per_epoch, recipe.validate_steps
         due = state.step == self.total_steps or (epoch_ends if every is None else state.step % every == 0)
         if not (due or epoch_ends or state.step % recipe.save_steps == 0):
+            state.is_reported = True
             return
         # In all processes: diverged weights must not replace the saved ones.
         for name in self._diverged():
@@ -255,10 +268,12 @@ class Run:
             entry |= self.figures()
             if due and validate is not None:
                 entry["validation"] = self._validate(validate)
+            self.is_between_steps = False
             self.history.append(entry)
             if self.processes is not None:
                 self.processes.log(entry)
             state.loss, state.examples, state.documents, state.seconds = 0.0, 0, 0.0, 0.0
+        state.is_reported = self.is_between_steps = True
         if self.file is not None and self.rank == 0:
             self._save(self.file)
 
@@ -272,7 +287,7 @@ class Run:
         if self.processes is not None:  # the value of the first process counts
             (value,) = self.processes.sum(value if self.rank == 0 else 0.0)
         self.model.train()
-        state = self.state
+        self.is_between_steps, state = False, self.state
         if state.best is None or value > state.best:
             state.best, state.worse = value, 0
             self.best = {name: tensor.clone() for name, tensor in trained_tensors(self.model).items()}
@@ -283,12 +298,13 @@ class Run:
     def interrupted(self) -> str:
         """Save what can be saved; return what an interruption leaves, and how to go on."""
         if self.file is not None and self.rank == 0 and self.is_between_steps and not self._diverged():
-            self._save(self.file)
+            with suppress(OSError, SafetensorError):  # a full disk: the state before stays
+                self._save(self.file)
         kept = "the best validated weights are" if self.best else "its weights are"
         how = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
         if self.file is not None:
             goes_on = "begins again" if self.saved_step is None else f"goes on after step {self.saved_step}"
-            how = f"make the model anew and call fit: it {goes_on}, in {str(self.recipe.checkpoint)!r}"
+            how = f"make the model anew and repeat the call: it {goes_on}, in {str(self.recipe.checkpoint)!r}"
         return f"training interrupted after step {self.state.step} of {self.total_steps}: {kept} kept; {how}"
 
     def end(self) -> None:

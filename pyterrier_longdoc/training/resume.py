@@ -133,6 +133,8 @@ def check_same(stored: dict[str, Any], expected: dict[str, Any], folder: Path) -
     if names:
         cure = "make the model as it was made before, or " if "starting weights" in names else ""
         problem = f"{str(folder)!r} holds another training, with other {', '.join(names)}"
+        if names == ["starting weights"]:
+            problem = f"{str(folder)!r} holds this training from other starting weights"
         raise ValueError(f"{problem}: {cure}name another folder")
     functions = own_code_in([expected, stored])
     if functions:

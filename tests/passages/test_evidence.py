@@ -141,7 +141,7 @@ def test_ranks_may_be_text():
 
 
 def test_a_long_document_is_counted_in_parts():
-    """Each window once: texts that grow by a window each would be counted to the square of their length."""
+    """Each window once, the growing text only with windows that fit in."""
     words, counted = [f"w{number}" for number in range(400)], []
     text = " ".join(words)
 
@@ -153,7 +153,20 @@ def test_a_long_document_is_counted_in_parts():
     out = evidence(frame(row("long", text, *windows)), 120, tokenizer=count_words)
     assert out["evidence_tokens"].tolist() == [len(out["text"][0].split())]
     assert 117 < out["evidence_tokens"][0] <= 120
-    assert sum(counted) < 3 * len(words)
+    assert len([number for number in counted if number > 8]) <= len(out["evidence_spans"][0])
+
+
+def test_special_tokens_of_each_text_are_counted_once():
+    def with_special_tokens(text):
+        return len(text.split()) + 2
+
+    out = evidence(frame(CATS, DOGS), 12, tokenizer=with_special_tokens)
+    assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]
+    assert out["evidence_tokens"].tolist() == [8, 4]
+    out = evidence(
+        frame(CATS, *[{**DOGS, "docno": str(number)} for number in range(9)]), 5, tokenizer=with_special_tokens
+    )
+    assert out["evidence_tokens"].tolist() == [5, *[0] * 9]
 
 
 def test_windows_that_fit_apart_may_not_fit_together():
@@ -161,7 +174,7 @@ def test_windows_that_fit_apart_may_not_fit_together():
         return len(text.split()) + 4 * (text.count("[...]") > 0 and len(text) > 5)
 
     out = evidence(frame(CATS, DOGS), 8, tokenizer=dear_marks)
-    assert out["text"].tolist() == ["A cat purrs.", "No cat."]
+    assert out["text"].tolist() == ["A cat purrs. Dogs bark", "No cat."]
 
 
 def test_titles_stand_before_what_is_shown_and_are_counted():

@@ -65,6 +65,21 @@ def test_scores_are_those_of_the_local_model(name, form, results):
     assert {path for path, _, _ in server.requests} == {form.path}
 
 
+def test_evidence_and_probabilities_are_those_of_the_local_model(form, results):
+    calibration = {"of": ["score", "window_scores"], "weights": [2.0, -0.5], "bias": 0.1, "steps": None}
+
+    def handed_on(model):
+        model.explain = True
+        return (ld.Calibrated(model, calibration=calibration) >> ld.Evidence(60, tokenizer=tiny.encoder()))(results)
+
+    expected = handed_on(make("MaxP", device="cpu"))
+    with reranker(form) as server:
+        found = handed_on(make("MaxP", backend(server, form)))
+    assert len(set(expected["evidence_tokens"])) == 3
+    assert found["text"].tolist() == expected["text"].tolist()
+    np.testing.assert_allclose(found["probability"], expected["probability"], atol=1e-5)
+
+
 def test_each_window_is_sent_once_in_batches_of_one_query(form, results):
     for asked_size, size in ((3, 3), (64, 4 if form is TeiForm else 14)):  # a server's largest batch is kept
         with reranker(form) as server:

@@ -397,7 +397,7 @@ def interrupted_at(number: int, model, where: str, patch) -> str:
 MODEL_GOES_ON = (
     "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
 )
-STATE_GOES_ON = "make the model anew and call fit: it {}, in 'state'"
+STATE_GOES_ON = "make the model anew and repeat the call: it {}, in 'state'"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_an_interruption_says_in_one_line_how_to_go_on(checkpoint, where, how, p
         message = interrupted_at(3, model, where, patch)
     assert message == f"training interrupted after step 2 of 5: its weights are kept; {how}"
     if "goes on after" in how:
-        with pytest.raises(ValueError, match="make the model as it was made before"):
+        with pytest.raises(ValueError, match="holds this training from other starting weights: make the model as it"):
             model.fit(RUN, JUDGED)
     if checkpoint:
         resumed = make("MaxP", plain_encoder, training=recipe).fit(RUN, JUDGED)

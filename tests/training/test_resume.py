@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import shutil
@@ -20,12 +21,12 @@ from safetensors import SafetensorError
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.data import rotate
 from pyterrier_longdoc.training import LOSSES, Lora, Loss, TrainingArgs, resume, train
-from pyterrier_longdoc.training.resume import STATE_FILE
+from pyterrier_longdoc.training.resume import STATE_FILE, StateFile
 
 from ..support import processes
 from ..support.lines import lines_in
 from ..support.systems import make
-from ..support.toy import Broken, Toy, optimizer_steps, toy_set, toy_task
+from ..support.toy import Broken, Toy, interrupt, optimizer_steps, toy_set, toy_task
 
 RUN, JUDGED = toy_task(0, queries=5)
 RECIPE = TrainingArgs(
@@ -258,6 +259,39 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
         shown = capsys.readouterr()
         assert shown.out.startswith(line)
         assert lines_in(shown.err) == [f"epoch {epoch}" for epoch in epochs]
+    train(Toy(), toy_set(3), replace(args, epochs=4, warmup=0.2))  # a call that trains nothing must not be silent
+    assert capsys.readouterr().out == "nothing to do after step 12 of 12\n"
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])  # 4: of the last step
+def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path):
+    """The validation is made, and its entry written, by the training that goes on."""
+    args = TrainingArgs(epochs=4, queries_per_step=3, learning_rates={"": 1e-2}, checkpoint=tmp_path, save_steps=100)
+    figures = [0.3, 0.9, 0.1, 0.2]
+
+    def validate_by(values):
+        return lambda: next(values) or interrupt()
+
+    stopped, resumed, whole = Toy(), Toy(), Toy()
+    with pytest.raises(KeyboardInterrupt, match=f"it goes on after step {number}, in"):
+        train(stopped, toy_set(3), args, validate=validate_by(iter([*figures[: number - 1], None])))
+    history = train(resumed, toy_set(3), args, validate=validate_by(iter(figures[number - 1 :])))
+    expected = train(whole, toy_set(3), replace(args, checkpoint=None), validate=validate_by(iter(figures)))
+    assert len(resumed.calls) == 3 * (4 - number)
+    assert [{**entry, "documents_per_second": 0} for entry in history] == [
+        {**entry, "documents_per_second": 0} for entry in expected
+    ]
+    assert torch.equal(resumed.head.weight, whole.head.weight)
+
+
+def test_an_interruption_on_a_full_disk_is_an_interruption(stopped, monkeypatch):
+    args, path = stopped
+    before = path.read_bytes()
+    calls = itertools.count(3)
+    monkeypatch.setattr(StateFile, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(KeyboardInterrupt, match=r"after step 3 of 6: .*it goes on after step 2, in"):
+        train(Toy(), toy_set(3), replace(args, save_steps=100), on_step=lambda: next(calls) == 4 and interrupt())
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
