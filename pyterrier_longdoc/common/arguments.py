@@ -192,8 +192,7 @@ def check_names(cls: Any, arguments: Iterable[str], parts: Mapping[str, Any]) ->
     for name in (name for name in arguments if name not in names):
         inner = {part: nearest(name, [f.name for f in fields(of)]) for part, of in parts.items()}
         meant = [f"{part}={parts[part].__name__}({argument}=...)" for part, argument in inner.items() if argument]
-        usual = _ELSEWHERE.get(name, name)
-        meant = [f"{nearest(usual, names)}=..."] if nearest(usual, names) else meant
+        meant = [f"{nearest(name, names)}=..."] if nearest(name, names) else meant
         raise TypeError(f"{cls.__name__} has no argument {name!r}{f'; did you mean {meant[0]}?' if meant else ''}")
 
 
@@ -204,6 +203,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
         >>> [nearest(name, ["batch_size", "learning_rates"]) for name in ("batchsize", "batch", "lr", "colour")]
         ['batch_size', 'batch_size', 'learning_rates', '']
     """
+    name = _ELSEWHERE.get(name, name)
     close, fair = (get_close_matches(name, names, n=1, cutoff=cutoff) for cutoff in (0.85, 0.7))
     begun = [other for other in names if name in (other.split("_")[0], "".join(word[:1] for word in other.split("_")))]
     return (close or begun or fair or [""])[0]

@@ -11,8 +11,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.frames import strings
-from ..common.presentation import Presented, changed_arguments
-from ..common.progress import counting
+from ..common.presentation import Presented, ShowsChanges
 
 _CUT = re.compile(r"\b(?=\w)")
 
@@ -35,7 +34,7 @@ def rotate(text: str, rng: random.Random) -> str:
 
 
 @dataclass(eq=False, repr=False)
-class RotateDocuments(Presented, pt.Transformer):
+class RotateDocuments(ShowsChanges, Presented, pt.Transformer):
     """Removes the bias of positions from training documents: rotates each at a random word.
 
     Put it between text loader and model when training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or before
@@ -44,7 +43,6 @@ class RotateDocuments(Presented, pt.Transformer):
     Args:
         text_field: the column to change.
         seed: of the random numbers.
-        verbose: show a progress bar.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("hofstatter-2021-mitigating", "boytsov-2025-positional")
@@ -52,19 +50,11 @@ class RotateDocuments(Presented, pt.Transformer):
     _: KW_ONLY
     text_field: str = "text"
     seed: int = 0
-    verbose: bool = False
-
-    def __repr__(self) -> str:
-        return f"RotateDocuments({', '.join(changed_arguments(self, ('verbose',)))})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Change the texts of a frame, whose rows, index and other columns stay; None and NaN count as empty."""
         pt.validate.columns(inp, includes=[self.text_field], context=self)
         texts = strings(inp[self.text_field], self.text_field)
-        new_texts = []
         # The text seeds the random numbers: a document changes in the same way in every run and batch.
-        with counting("RotateDocuments", "doc", len(texts), shown=self.verbose) as advance:
-            for text in texts:
-                new_texts.append(rotate(text, random.Random(f"{self.seed}/{text}")))
-                advance()
+        new_texts = [rotate(text, random.Random(f"{self.seed}/{text}")) for text in texts]
         return inp.assign(**{self.text_field: pd.Series(new_texts, dtype=str).array})

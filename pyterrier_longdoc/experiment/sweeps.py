@@ -46,7 +46,8 @@ class Sweep:
         table, (first, *second) = self.table, self.parameters.columns
         values = [str(value) for value in dict.fromkeys(table[first])]
         table["place"] = [values.index(str(value)) for value in table[first]]
-        groups = table.groupby(second[0], dropna=False) if second else [("", table)]
+        # As strings: None and numbers have no order.
+        groups = table.groupby(table[second[0]].map(str), sort=False) if second else [("", table)]
         lines: list[tuple[Any, pd.DataFrame]] = list(groups)
         ax = ax or new_axes(len(lines) if second else 0)
         for line, shift in enumerate(offsets(table["place"], len(lines))):
@@ -104,7 +105,7 @@ def sweep(
             parameters.append({**setting, **{f"{name} at inference": value for name, value in later.items()}})
             name = ", ".join(f"{parameter} {value}" for parameter, value in parameters[-1].items())
             systems[name] = _system(first_stage, model, setting, later)
-    columns = {tuple(of_system) for of_system in parameters}
+    columns = {tuple(sorted(of_system)) for of_system in parameters}
     if len(columns) != 1 or len(*columns) not in (1, 2) or len(systems) < len(parameters):
         raise ValueError(f"settings must vary the same one or two arguments, each in another way, not {parameters}")
     first, *others = systems

@@ -30,8 +30,10 @@ class Named(dict[str, _Value]):
         return f"{type(self).__name__}({', '.join(self)})"
 
     def __missing__(self, name: str) -> _Value:
-        meant = nearest(name, list(self))
-        raise KeyError(f"no {name!r} in {self!r}{f'; did you mean {meant!r}?' if meant else ''}")
+        lower = str(name).lower()
+        meant = nearest(lower, list(self)) or next((other for other in self if other.startswith(lower)), "")
+        question = f"; did you mean {meant!r}?" if meant else "."
+        raise KeyError(f"no {name!r}{question} There are {', '.join(self)}")
 
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")

@@ -146,6 +146,11 @@ class Protocol(ShowsChanges):
             models = {name: partial(find_model, trained, name, **(arguments or {})) for name in models}
         elif not isinstance(models, Mapping):
             models = {name: preset_factory(self, name, arguments or {}) for name in models}
+        for name, make in models.items():
+            if isinstance(make, pt.Transformer):
+                raise ValueError(
+                    f"models[{name!r}] must be a function of a seed: lambda seed: {type(make).__name__}(...)"
+                )
         data = _Data(self, first_stage, datasets or {}, trains=trained is None)
         partners = {name: presets[name].partner for name in models if name in presets}
         systems = {name: _System(name, make, data, start_from, Path(folder)) for name, make in models.items()}
@@ -175,7 +180,7 @@ class Protocol(ShowsChanges):
 
     def fold_qids(self, datasets: Mapping[str, Any] | None = None) -> list[list[str]]:
         """Return the qids of each fold, as `ld.Experiment` takes them; `datasets` as in `run`."""
-        return _Data(replace(self, test=self.test[:1]), {}, datasets or {}, trains=False).fold_qids
+        return _Data(self, {}, datasets or {}, trains=False).fold_qids
 
     def training(self, seed: int, *, epochs: int | None = None) -> TrainingArgs:
         """Return the recipe with a seed, and perhaps another number of epochs."""
@@ -324,7 +329,9 @@ class _Data:
     @cached_property
     def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         """The training set, its topics, their candidates and qrels."""
-        part, limit = self.protocol.train or self.protocol.test[0], self.protocol.max_train_queries
+        part, limit = self.protocol.train, self.protocol.max_train_queries
+        if part is None:
+            raise ValueError("the protocol has neither train= nor folds=: give it one, or trained models as trained=")
         topics, qrels = self._topics_and_qrels(part)
         overlap = topics["qid"].isin(pd.concat([test_topics["qid"] for _, test_topics, _ in self._tests]))
         if overlap.any():

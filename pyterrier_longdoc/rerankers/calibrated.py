@@ -157,7 +157,11 @@ class Above(ShowsChanges, Presented, pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that stay, in their order and with new ranks."""
-        pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
+        try:
+            pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
+        except pt.validate.InputValidationError as error:
+            error.args = (f"{error}: put ld.Calibrated(...) before it",)
+            raise
         kept = inp[numbers(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():
             warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)

@@ -134,5 +134,5 @@ class MaxSimWindows(CrossEncoderWindows):
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_type(MaxSim, "a MaxSim", model=self.model)
+        super().__post_init__()

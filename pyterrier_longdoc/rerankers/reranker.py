@@ -684,7 +684,13 @@ class CrossEncoder(Reranker, pt.Estimator):
             model.settings.windows_argument,
             model.settings.max_windows,
         ]  # entries hold the account, too
-        return score_with_cache(self.score_cache, model, identity, queries, texts, bar=bar)
+        try:
+            return score_with_cache(self.score_cache, model, identity, queries, texts, bar=bar)
+        except BackendError as error:
+            if Path(self.score_cache).is_file():
+                kept = f"what was scored before is in {str(self.score_cache)!r}: the same call goes on after it"
+                error.args = (f"{error}. {kept}",)
+            raise
 
     # Training.
 

@@ -4,7 +4,7 @@ The loop sees only `model(queries, texts) -> scores`.
 """
 
 from .best_segments import BestResult, Segments, fit_on_best_segments, segment_precision
-from .examples import Example, QueryGroup, TeacherScores, TrainingSet, add_judged, make_groups, prepare, pseudo_qrels
+from .examples import Example, QueryGroup, TeacherScores, TrainingSet, add_judged, make_groups, prepare
 from .history import evaluate, history_frame, plot_history
 from .loop import train
 from .losses import LOSSES, Loss
@@ -17,6 +17,6 @@ __all__ = [
     "LOSSES", "PRESETS", "BestResult", "ContinuedTrainingWarning", "Example", "FoldModels", "LeftOutWarning", "Lora",
     "Loss", "QueryGroup", "SeedModels", "Segments", "TeacherScores", "TrainedOn", "TrainingArgs", "TrainingSet",
     "add_judged", "evaluate", "fit_in_turn", "fit_on_best_segments", "fit_seeds", "history_frame", "k_fold_fit",
-    "make_groups", "plot_history", "prepare", "pseudo_qrels", "recipes", "segment_precision", "train",
+    "make_groups", "plot_history", "prepare", "recipes", "segment_precision", "train",
     "training_settings",
 ]  # fmt: skip

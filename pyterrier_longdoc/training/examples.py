@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_arguments
 from ..common.frames import (
     Document,
     Text,
@@ -291,18 +290,6 @@ def _positions(results: pd.DataFrame) -> np.ndarray:
     else:
         ranks = results.groupby("qid", sort=False).cumcount()
     return ranks.to_numpy().astype(int)
-
-
-def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
-    """Make labels of a first stage's own ranking, for training where nothing is judged (Mokrii et al. 2021).
-
-    Args:
-        results: `qid, docno` and `score` or `rank`, e.g. of BM25.
-        relevant: how many of the best candidates of each query get the label 1, and all others 0.
-    """
-    check_arguments("int", at_least=1, relevant=relevant)
-    labels = (_positions(results) < relevant).astype(int)
-    return results[["qid", "docno"]].assign(label=labels).reset_index(drop=True)
 
 
 Pick = tuple[QueryGroup, tuple[int, ...]]

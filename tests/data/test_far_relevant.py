@@ -177,12 +177,14 @@ def test_copies_and_distractors():
 def test_documents_are_made_one_at_a_time():
     collection = build(copies=100)
     next(iter(collection.corpus))
-    tracemalloc.start()
-    size = sum(len(row["text"]) for row in collection.corpus)
-    memory = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peaks = []
+    for _ in range(3):  # other threads' memory is traced, too
+        tracemalloc.start()
+        size = sum(len(row["text"]) for row in collection.corpus)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     assert size > 150_000
-    assert memory < size / 4
+    assert min(peaks) < size / 4
 
 
 # ---------------------------------------------------------------- bad input

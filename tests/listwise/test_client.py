@@ -99,6 +99,8 @@ def test_an_outage_says_where_the_replies_before_are(path):
     model.asked.clear()
     with pytest.raises(BackendError, match=r"^the server is down. LLMClient\(..., cache=FILE\) keeps"):
         RankGPT(CallableBackend(model, name="breaks"))(run)
+    with pytest.raises(BackendError, match=r"^the server is down$"):  # before any reply
+        RankGPT(CallableBackend(model, name="breaks"))(run)
     going_on = Scripted(oracle)
     RankGPT(cached(going_on, path))(run)
     assert len(going_on.asked) == 1

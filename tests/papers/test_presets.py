@@ -22,8 +22,10 @@ pytestmark = QUIET
 @pytest.mark.parametrize(
     ("table", "name", "message"),
     [
-        (ld.presets, "max-p", "no 'max-p' in .*firstp-electra.*; did you mean 'maxp'"),
-        (ld.protocols, "robust", "no 'robust' in .*robust04-title"),
+        (ld.presets, "max-p", "no 'max-p'; did you mean 'maxp'.*firstp-electra"),
+        (ld.presets, "MaxP", "no 'MaxP'; did you mean 'maxp'"),
+        (ld.protocols, "msmarco", "no 'msmarco'; did you mean 'msmarco-document'.*robust04-title"),
+        (ld.protocols, "zzz", "no 'zzz'. There are .*robust04-title"),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones(table, name, message):

@@ -317,6 +317,13 @@ def test_a_dataset_that_replaces_none_is_refused(msmarco, models, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_nothing_is_trained_on_test_topics(models, tmp_path):
+    with pytest.raises(ValueError, match="neither train= nor folds="):
+        replace(ld.protocols["msmarco-document"], train=None).run(
+            models, Retriever(*V1), tmp_path, seeds=[0], datasets={DEV_ID: DEV}
+        )
+
+
 def test_where_models_start(msmarco, models, tmp_path):
     protocol, retriever = ld.protocols["robust04-title"], Retriever(ROBUST)
     given = {"datasets": ROBUST04, "seeds": [0]}
@@ -428,6 +435,7 @@ def test_models_without_fit_and_figures_of_the_paper(tmp_path):
         ({"models": {"own": lambda seed: Fitted()}}, "'own' must be a reranker"),
         ({"arguments": {"device": "cpu"}}, "arguments="),
         ({"seeds": []}, "seeds"),
+        ({"models": {"own": Fitted()}}, r"models\['own'\] must be a function of a seed: lambda seed: Fitted"),
         ({"datasets": {**MSMARCO, DEV_ID: TRAIN.part(TRAIN.qids[:1])}}, r"1 queries are both in training .*/train\)"),
     ],
 )

@@ -142,6 +142,18 @@ def test_broken_replies_are_asked_for_again_and_never_a_score(kind, form):
     assert len(server.requests) == 2
 
 
+def test_an_outage_says_where_the_scores_before_are(tmp_path):
+    file, frame = tmp_path / "scores", tiny.frame(["old dog"], ["a cat", "a bird"])
+    with serving(*[Answer({"error": "down"}, 500)] * 9, about=TeiForm.about) as server:
+        for scored, end in ((False, "down"), (True, f"in {str(file)!r}: the same call goes on after it")):
+            if scored:
+                with reranker(TeiForm) as working:
+                    maxp(working, TeiForm, score_cache=file)(frame[:1])
+            with pytest.raises(BackendError) as caught:
+                maxp(server, TeiForm, score_cache=file, max_retries=0)(frame)
+            assert str(caught.value).endswith(end)
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_what_may_pass_is_asked_again_and_nothing_that_was_answered(status, form):
     soon = Answer({"error": "busy"}, status, headers={"Retry-After": "0.01"})

@@ -20,7 +20,6 @@ from pyterrier_longdoc.training import (
     TrainingArgs,
     add_judged,
     make_groups,
-    pseudo_qrels,
 )
 from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_examples
 
@@ -214,17 +213,6 @@ def test_fit_takes_judged_documents_in(cross_encoder):
     asked.clear()
     trained(RUN)
     assert ("2", "far") in asked
-
-
-def test_pseudo_labels():
-    labels = pseudo_qrels(RUN, relevant=2)
-    assert labels[labels["label"] == 1][["qid", "docno"]].to_numpy().tolist() == [
-        ["1", "d2"], ["1", "d4"], ["2", "d1"], ["2", "d5"], ["3", "d1"],
-    ]  # fmt: skip
-    (first,) = make_groups(RUN, labels)
-    assert first.labels.tolist() == [1.0, 1.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="relevant=0"):
-        pseudo_qrels(RUN, relevant=0)
 
 
 # Sampling.
