@@ -664,14 +664,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         if not model.ready:
             message = f"{self!r} has randomly initialised layers: its scores mean nothing before fit"
             self._warn_once(f"{message} ({self._starts_trained}).", UntrainedWarning)
-        if self.score_cache is None or self.explain or self._validating:
-            try:
-                return super().score(queries, texts, bar)
-            except BackendError as error:
-                if self.score_cache is None and not self.explain:
-                    error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
-                raise
-        identity = self.describe()
+        file = None if self.explain or self._validating else self.score_cache
+        identity = {} if file is None else self.describe()
         class_names = own_code_in(identity)
         if class_names:
             message = (
@@ -679,17 +673,19 @@ class CrossEncoder(Reranker, pt.Estimator):
                 f"{', '.join(class_names)}. Leave score_cache out. {VOUCH}."
             )
             self._warn_once(message, UserWarning)
-            return super().score(queries, texts, bar)
-        identity["cut by"] = [
-            model.settings.windows_argument,
-            model.settings.max_windows,
-        ]  # entries hold the account, too
+            file = None
+        # Entries of the cache hold the account, too.
+        identity["cut by"] = [model.settings.windows_argument, model.settings.max_windows]
         try:
-            return score_with_cache(self.score_cache, model, identity, queries, texts, bar=bar)
+            if file is None:
+                return super().score(queries, texts, bar)
+            return score_with_cache(file, model, identity, queries, texts, bar=bar)
         except BackendError as error:
-            if Path(self.score_cache).is_file():
-                kept = f"what was scored before is in {str(self.score_cache)!r}: the same call goes on after it"
+            if file is not None and Path(file).is_file():
+                kept = f"what was scored before is in {str(file)!r}: the same call goes on after it"
                 error.args = (f"{error}. {kept}",)
+            elif self.score_cache is None and not self.explain:
+                error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
             raise
 
     # Training.
@@ -736,11 +732,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
         if model is not None and model.trained and not model.started and not resumes:
-            warn(
-                f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
-                f"new one",
-                ContinuedTrainingWarning,
-            )
+            problem = f"this {type(self).__name__} is trained already: fit goes on from its weights"
+            warn(f"{problem}; to train afresh, make a new one", ContinuedTrainingWarning)
         self.trained_on = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:

@@ -234,17 +234,6 @@ def _copy(model: Any, **arguments: Any) -> Any:
     return make(**arguments)
 
 
-class SeedModels(dict[int, Any]):
-    """Models by seed, each of them a transformer."""
-
-    def behind(self, first_stage: pt.Transformer) -> list[pt.Transformer]:
-        """Return a pipeline for each seed, as a system of `ld.Experiment`, which averages each query before it tests.
-
-        The first stage is retriever and text loader, or `pt.Transformer.from_df(run)` for candidates in a frame.
-        """
-        return [first_stage >> model for model in self.values()]
-
-
 def fit_seeds(
     model: Any | Callable[[int], Any],
     seeds: Sequence[int],
@@ -256,8 +245,8 @@ def fit_seeds(
     folder: str | Path | None = None,
     executor: Any = None,
     verbose: bool = False,
-) -> SeedModels:
-    """Train one model for each seed, which decides about random weights, drawn examples, their order, and dropout.
+) -> dict[int, Any]:
+    """Return a model for each seed, which decides about random weights, drawn examples, their order, and dropout.
 
     Args:
         model: a function that makes a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
@@ -283,4 +272,4 @@ def fit_seeds(
             yield _Fit(copy, data, None if folder is None else Path(folder) / f"seed-{seed}")
 
     outcomes = _fit_all(fits(), "seed", len(seeds), executor, verbose)
-    return SeedModels({int(seed): trained for seed, (trained, _) in zip(seeds, outcomes, strict=True)})
+    return {int(seed): trained for seed, (trained, _) in zip(seeds, outcomes, strict=True)}
