@@ -12,16 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import (
-    TextField,
-    as_strings,
-    check_columns,
-    check_windows,
-    field_names,
-    keys_of,
-    strings,
-    texts_of,
-)
+from ..common.frames import TextField, as_strings, check_columns, check_windows, field_names, keys_of, strings, texts_of
 from ..experiment.significance import Statistics, compare, correct, resampled_means
 from ..modelling.preselection import BM25Windows, TextPairs
 from ..modelling.tokens import TokenizedText

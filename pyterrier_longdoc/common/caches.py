@@ -59,12 +59,7 @@ class EmbeddingCache:
             _, oldest = self._vectors.popitem(last=False)
             self._bytes -= self._size(oldest)
 
-    def through(
-        self,
-        setting: Hashable,
-        sequences: Sequence[np.ndarray],
-        make: MakeArrays,
-    ) -> list[np.ndarray]:
+    def through(self, setting: Hashable, sequences: Sequence[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
         """Return the arrays of distinct token sequences and a setting; `make` makes those not in memory."""
         keys = [(setting, sequence.tobytes()) for sequence in sequences]
         arrays: list[Any] = list(map(self.get, keys))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ class FolderDataset(PositionedCollection):
     Files are UTF-8 and read at the first use; blank lines and other fields are skipped. Qrels may judge documents that
     are not in ``docs.jsonl``, as TREC's often do. A document without a title has the title ``""`` where others
     have one. Only ``docs.jsonl`` must be there; topics and qrels may be missing until they are read. ValueError at the
-    first use if a line is malformed, two different rows have one docno or qid, or a span is outside of its text.
+    first use if a line is malformed, a split has an unknown qid, two different rows have one docno or qid, or a span is
+    outside of its text.
 
     Args:
         path: of the folder.
@@ -65,7 +66,8 @@ class FolderDataset(PositionedCollection):
     def splits(self) -> dict[str, list[str]]:
         """The variants of topics and qrels, with their qids; empty without ``splits.tsv``."""
         file = self.path / "splits.tsv"
-        rows = unique_rows(_read_pairs(file, "variant"), "qid") if file.is_file() else {}
+        known = set(self.topics["qid"]) if (self.path / "topics.tsv").is_file() else None
+        rows = unique_rows(_read_pairs(file, "variant", known), "qid") if file.is_file() else {}
         variant_of = pd.Series({qid: row["variant"] for qid, row in rows.items()}, dtype=str)
         return {str(variant): list(qids) for variant, qids in variant_of.groupby(variant_of, sort=False).groups.items()}
 
@@ -100,11 +102,14 @@ def _read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, {name: row[name] for name in ("docno", "text", "title") if name in row}
 
 
-def _read_pairs(file: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_pairs(file: Path, name: str, known: Container[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     for where, line in read_lines(file):
         qid, value = (part.strip() for part in line.partition("\t")[::2])
-        if not (qid and value):
-            raise ValueError(f"{where}: expected 'qid<tab>{name}', got {line[:80]!r}")
+        if not (qid and value) or (qid, value) == ("qid", name):
+            kind = "no header" if value else f"'qid<tab>{name}'"
+            raise ValueError(f"{where}: expected {kind}, got {line[:80]!r}")
+        if known is not None and qid not in known:
+            raise ValueError(f"{where}: {qid!r} is not in topics.tsv")
         yield where, {"qid": qid, name: value}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..common.arguments import check_type
 from ..common.citations import bibtex
 from ..common.files import write_lines
 from ..common.runs import EXACT_FLOATS, read_run
@@ -174,6 +175,7 @@ class ExperimentResults:
             top: number of each system's first documents with windows, besides all relevant ones.
         """
         row = self._row(str(qid))
+        check_type(Mapping | None, 'pipelines by name, {"MaxP": bm25 >> maxp} for instance', systems=systems)
         by_name = {name: values[row] for name, values in self.query_values.items()}
         values = pd.DataFrame.from_dict(by_name, orient="index", columns=self.measures).rename_axis("name")
         for baseline in self.statistics.baseline:

@@ -161,10 +161,7 @@ def _cell(mean: float | None, digits: int, best: float, marks: str, gain: float 
 
 
 def paper_table(
-    results: Results | Mapping[str, Results],
-    *,
-    digits: int | None = None,
-    average: bool | None = None,
+    results: Results | Mapping[str, Results], *, digits: int | None = None, average: bool | None = None
 ) -> PaperTable:
     """Lay out results as Boytsov et al. 2025 do in their Tables 1 and 4.
 

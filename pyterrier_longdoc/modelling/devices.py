@@ -28,8 +28,13 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def check_device(device: Any) -> None:
-    """Let torch raise RuntimeError for an unknown device; use shows whether this machine has it."""
-    torch.device("cpu" if device is None else device)
+    """Raise ValueError for a device that torch does not know; use shows whether this machine has it."""
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device={device!r} must be None or a device of torch, e.g. 'cuda', 'cuda:1', 'mps', 'cpu'"
+        ) from None
 
 
 def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:

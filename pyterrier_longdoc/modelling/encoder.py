@@ -132,12 +132,7 @@ class WindowEncoder(nn.Module):
     # Encoding.
 
     def forward(
-        self,
-        pairs: Pairs,
-        *,
-        needs: str = "cls",
-        match: MatchFunction | None = None,
-        coverage: Coverage | None = None,
+        self, pairs: Pairs, *, needs: str = "cls", match: MatchFunction | None = None, coverage: Coverage | None = None
     ) -> Encoded:
         """Encode the windows of P documents, each with its query.
 

@@ -123,12 +123,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
 
 
 def load_model(
-    folder: Path,
-    config: dict[str, Any],
-    settings: Settings,
-    *,
-    encoder: Any,
-    weight_arguments: dict[str, Any],
+    folder: Path, config: dict[str, Any], settings: Settings, *, encoder: Any, weight_arguments: dict[str, Any]
 ) -> Model:
     """Build the model of a configuration and load its weights, strictly."""
     tokenizer = load_tokenizer(str(folder))

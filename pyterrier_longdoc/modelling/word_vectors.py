@@ -156,8 +156,5 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     core.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=False)
     core.pre_tokenizer = BertPreTokenizer()
     return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        unk_token=UNKNOWN,
-        pad_token=PAD,
-        model_input_names=["input_ids", "attention_mask"],
+        tokenizer_object=core, unk_token=UNKNOWN, pad_token=PAD, model_input_names=["input_ids", "attention_mask"]
     )

@@ -70,6 +70,7 @@ def test_folder_says_what_is_missing(folder):
         ("docs.jsonl", '{"docno": "d1", "text": "x"}', "'d1' is there twice"),
         ("topics.tsv", "3 no tab", "qid<tab>query"),
         ("topics.tsv", "3\t ", "qid<tab>query"),
+        ("topics.tsv", "qid\tquery", "expected no header"),
         ("topics.tsv", "1\tanother", "'1' is there twice"),
         ("qrels.txt", "1 0 d1", "qid iteration docno label"),
         ("qrels.txt", "1 0 d1 yes", "qid iteration docno label"),
@@ -78,6 +79,7 @@ def test_folder_says_what_is_missing(folder):
         ("spans.jsonl", '{"qid": "1", "docno": "d1", "end": "5"}', "None, '5'"),
         ("splits.tsv", "1\ttest", "'1' is there twice"),
         ("splits.tsv", "3", "qid<tab>variant"),
+        ("splits.tsv", "3\tdev", "'3' is not in topics.tsv"),
     ],
 )
 def test_folder_names_the_malformed_line(folder, file, line, message):

@@ -155,6 +155,8 @@ def test_what_cannot_be_told_is_said(results):
 def test_unknown_queries(results):
     with pytest.raises(ValueError, match=r"zzz.* such as 1, q1, q0"):
         results.why("zzz")
+    with pytest.raises(ValueError, match=r"systems=\['MaxP'\] must be pipelines by name"):
+        results.why("q1", ["MaxP"])
 
 
 def test_of_several_seeds_ranks_are_those_of_the_first():
