@@ -108,7 +108,7 @@ class Calibrated(Presented, pt.Estimator):
 
     def save(self, folder: str | Path) -> None:
         """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
-        if isinstance(self.model, CrossEncoder) and not self.model.is_external:
+        if isinstance(self.model, CrossEncoder) and not self.model._is_external:
             self.model.save(folder)
         elif (Path(folder) / "config.json").is_file():
             raise ValueError(

@@ -88,9 +88,9 @@ class BestResult(Cited):
 
     papers: ClassVar[tuple[str, ...]] = ("kim-2021-query",)
 
-    def cited(self) -> list[str]:
+    def _cited(self) -> list[str]:
         """Return the papers behind the model, and the training's own."""
-        return [*papers_of(self.model), *super().cited()]
+        return [*papers_of(self.model), *super()._cited()]
 
 
 def fit_on_best_segments(
