@@ -146,7 +146,7 @@ def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
         return f"the frame has no text column {', '.join(fields)}"
     lengths = sum(frame[name].fillna("").astype(str).str.len() for name in columns)
     sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
-    if getattr(model, "_is_external", False):
+    if getattr(model, "is_external", False):
         sizes.remove("max_batch_tokens")
     with restoring(model, *sizes):
         for name in sizes:
@@ -170,7 +170,7 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
 
 
 def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
-    if not hasattr(type(model), "model") or getattr(model, "_is_external", False):
+    if not hasattr(type(model), "model") or getattr(model, "is_external", False):
         return f"{type(model).__name__} does not say what its backbone is"
     if getattr(model, "runtime", "torch") not in ("torch", "compile"):
         return f"runtime={model.runtime!r} has its own"
@@ -194,7 +194,7 @@ def _in_float32(model: Any) -> Iterator[None]:
     try:
         with restoring(model, "dtype") as models:
             for part in models:
-                if not getattr(part, "_is_external", False) and getattr(part, "dtype", "") in (None, "fastest"):
+                if not getattr(part, "is_external", False) and getattr(part, "dtype", "") in (None, "fastest"):
                     part.dtype = "float32"
             yield
     finally:

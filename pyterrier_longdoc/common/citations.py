@@ -37,7 +37,7 @@ def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
 
 def papers_of(*parts: Any) -> list[str]:
     """Return the papers that these parts name."""
-    return [paper for part in parts if isinstance(part, Cited) for paper in part._cited()]
+    return [paper for part in parts if isinstance(part, Cited) for paper in part.cited()]
 
 
 def papers_of_pipeline(pipeline: Any) -> list[str]:
@@ -48,7 +48,7 @@ def papers_of_pipeline(pipeline: Any) -> list[str]:
         parts: list[Any] = [stage, loader, getattr(loader, "dataset", None), getattr(stage, "dataset", None)]
         for part in parts:
             if isinstance(part, Cited):
-                papers += part._cited()
+                papers += part.cited()
             elif hasattr(part, "irds_ref"):
                 papers += of_ir_datasets(part.irds_ref())
             else:
@@ -63,10 +63,10 @@ class Cited:
 
     papers: ClassVar[tuple[str, ...]] = ()
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the papers behind this object with its arguments."""
         return list(self.papers)
 
     def citation(self) -> str:
         """Return the BibTeX of the papers that describe this. A checkpoint's is on its model card."""
-        return bibtex(self._cited())
+        return bibtex(self.cited())

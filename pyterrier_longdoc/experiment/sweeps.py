@@ -102,10 +102,11 @@ def sweep(
     systems, parameters = {}, []
     for setting in settings:
         for later in inference or [{}]:
+            setting = {name: setting[name] for name in settings[0] if name in setting} | dict(setting)  # in one order
             parameters.append({**setting, **{f"{name} at inference": value for name, value in later.items()}})
             name = ", ".join(f"{parameter} {value}" for parameter, value in parameters[-1].items())
             systems[name] = _system(first_stage, model, setting, later)
-    columns = {tuple(sorted(of_system)) for of_system in parameters}
+    columns = {tuple(of_system) for of_system in parameters}
     if len(columns) != 1 or len(*columns) not in (1, 2) or len(systems) < len(parameters):
         raise ValueError(f"settings must vary the same one or two arguments, each in another way, not {parameters}")
     first, *others = systems

@@ -147,7 +147,7 @@ class LLMClient:
                 except BackendError as error:
                     kept = f"the replies before are in {self.cache}: the same call goes on after them"
                     kept = "LLMClient(..., cache=FILE) keeps the replies before" if self.cache is None else kept
-                    if self.ledger.calls and kept not in str(error) and type(error) is BackendError:
+                    if self.ledger.calls and type(error) is BackendError:
                         error.args = (f"{error}. {kept}",)
                     raise
                 if self.cache is not None:

@@ -44,7 +44,7 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
 
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
-        self._warned: SeenWarnings = set()
+        self.warned: SeenWarnings = set()
         self._check()
 
     def __repr__(self) -> str:
@@ -52,9 +52,9 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
         parts += changed_arguments(self, ("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
         return f"{type(self).__name__}({', '.join(parts)})"
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the papers behind this transformer and its selector of passages."""
-        return [*super()._cited(), *papers_of(self.preselect)]
+        return [*super().cited(), *papers_of(self.preselect)]
 
     def describe(self) -> dict[str, Any]:
         """Return what identifies this transformer, JSON-able: name and settings of the model, and the arguments."""
@@ -92,5 +92,5 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
         """Note the coverage; warn of cut text and of rows without text or query."""
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
-        warn_of_cuts(self, self._warned, coverage.lost, f" did not read {in_words(coverage.lost)}")
+        warn_of_cuts(self, self.warned, coverage.lost, f" did not read {in_words(coverage.lost)}")
         warn_of_empty(self, coverage, inp, map(is_blank, texts))

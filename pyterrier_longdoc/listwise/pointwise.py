@@ -81,9 +81,9 @@ class Pointwise(LLMReranker):
     top_logprobs: int = argument(20, role="head", at_least=1)
     on_failure: str = argument("raise", role="head", choices=("raise", "nan-free-bottom"))
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the papers behind this transformer, its grades and its selector of passages."""
-        return [*super()._cited(), *(["zhuang-2024-beyond"] if self.grades else [])]
+        return [*super().cited(), *(["zhuang-2024-beyond"] if self.grades else [])]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.

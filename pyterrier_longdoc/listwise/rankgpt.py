@@ -108,10 +108,10 @@ class RankGPT(LLMReranker):
         self.counts: pd.DataFrame | None = None
         self.rounds: dict[Any, list[list[int]]] | None = None
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the papers behind schedule, answers, choice of passages, and shuffles."""
         shuffled = ["tang-2024-found"] if self.shuffles else []
-        return [*super()._cited(), *papers_of(self.schedule, self.answer), *shuffled]
+        return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.

@@ -318,8 +318,8 @@ class KeyBlocks(Preselection):
     def needs_text(self) -> bool:  # type: ignore[override]
         return self.blocks.needs_text or self.selector.needs_text
 
-    def _cited(self) -> list[str]:
-        return [*super()._cited(), *self.selector._cited()]
+    def cited(self) -> list[str]:
+        return [*super().cited(), *self.selector.cited()]
 
     def check(self, windows: Windows) -> None:
         if windows.needs_text:

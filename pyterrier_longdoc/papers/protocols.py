@@ -239,6 +239,8 @@ class _System:
         """Note the settings of a model in its folder, which must not hold a model with other settings."""
         model, start = self.make(seed), self.start_from
         if hasattr(model, "fit"):
+            if self.data.protocol.train is None and not self.data.protocol.folds:
+                raise ValueError("the protocol has neither train= nor folds=: give one, or trained models as trained=")
             start = str(Path(start).resolve()) if isinstance(start, str | Path) else described(start)
             settings = settings_of(self._configure(model, seed))
             folder = models_folder(self.folder, self.name, seed)
@@ -329,9 +331,7 @@ class _Data:
     @cached_property
     def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         """The training set, its topics, their candidates and qrels."""
-        part, limit = self.protocol.train, self.protocol.max_train_queries
-        if part is None:
-            raise ValueError("the protocol has neither train= nor folds=: give it one, or trained models as trained=")
+        part, limit = self.protocol.train or self.protocol.test[0], self.protocol.max_train_queries
         topics, qrels = self._topics_and_qrels(part)
         overlap = topics["qid"].isin(pd.concat([test_topics["qid"] for _, test_topics, _ in self._tests]))
         if overlap.any():

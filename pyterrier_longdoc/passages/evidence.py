@@ -134,16 +134,23 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
 
         def parts_cost(row: int, numbers: list[int]) -> int:
             parts = sources[row].passages.pieces(numbers)
-            return (
-                title(row) + sum(part(row, *span) for span in parts) + (mark - none) * (len(parts) - 1) if parts else 0
-            )
+            tokens = none + title(row) + (mark - none) * (len(parts) - 1)
+            return tokens + sum(part(row, *span) for span in parts) if parts else 0
 
         def cost(row: int, numbers: list[int]) -> int:
             text = sources[row].text(numbers)
             return count([text])[0] if text else 0
 
-        # Counting the growing text for each window that does not fit would take the square of its length.
-        budget = Budget(self.tokens, parts_cost, cost, at_most=self.at_most)
+        # Counting the growing text for each window takes the square of its length: only if it has more than its parts.
+        for costs in ((parts_cost,), (parts_cost, cost)):
+            budget = Budget(self.tokens, *costs, at_most=self.at_most)
+            self._fill(budget, sources)
+            spent = [cost(row, budget.taken[row]) for row in sources]
+            if sum(spent) <= self.tokens and max(spent) <= (self.at_most or self.tokens):
+                break
+        return {row: budget.taken[row] for row in sources}
+
+    def _fill(self, budget: Budget, sources: dict[int, "_Source"]) -> None:
         for row, source in sources.items():
             for number in source.passages.best:
                 if budget.spent[row] < self.at_least:
@@ -152,7 +159,6 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         for _, row, number in sorted(windows, key=lambda window: -window[0]):  # among equals the order of ranks
             if budget.left > 0:
                 budget.take(row, number)
-        return {row: budget.taken[row] for row in sources}
 
     def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
         """Warn of queries that get nothing, and of documents with less than they were promised."""

@@ -60,7 +60,7 @@ class BiEncoder(Reranker):
 
     def _set_up(self, model: Model | None) -> Model:
         # The model is never trained: copies of this transformer load it again.
-        settings = self._settings()
+        settings = self.settings()
         shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (

@@ -108,7 +108,7 @@ class Calibrated(Presented, pt.Estimator):
 
     def save(self, folder: str | Path) -> None:
         """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
-        if isinstance(self.model, CrossEncoder) and not self.model._is_external:
+        if isinstance(self.model, CrossEncoder) and not self.model.is_external:
             self.model.save(folder)
         elif (Path(folder) / "config.json").is_file():
             raise ValueError(
@@ -160,7 +160,8 @@ class Above(ShowsChanges, Presented, pt.Transformer):
         try:
             pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
         except pt.validate.InputValidationError as error:
-            error.args = (f"{error}: put ld.Calibrated(...) before it",)
+            if "probability" not in inp:
+                error.args = (f"{error.args[0]}: put ld.Calibrated(...) before it",)
             raise
         kept = inp[numbers(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():

@@ -71,11 +71,11 @@ class MaxSim(SeparateReranker):
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
     _starts_trained: ClassVar[str] = "a late-interaction checkpoint, with a projection of its own, starts trained"
-    _encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
+    encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the keys of the papers behind this model and the pooling of tokens."""
-        return [*super()._cited(), *(["clavie-2024-reducing"] if (self.token_pooling or 1) > 1 else [])]
+        return [*super().cited(), *(["clavie-2024-reducing"] if (self.token_pooling or 1) > 1 else [])]
 
     def default_windows(self) -> Windows:
         if self.stride is None or self.window_size is None:
@@ -85,7 +85,7 @@ class MaxSim(SeparateReranker):
     def head_spec(self) -> HeadSpec:
         return "maxsim", {"aggregation": self.aggregation}
 
-    def _load_backbone(self) -> Backbone:
+    def load_backbone(self) -> Backbone:
         return load_token_backbone(str(self.backbone), seed=self.seed, trust_remote_code=self.trust_remote_code)
 
     def default_training(self) -> TrainingArgs:
@@ -96,8 +96,8 @@ class MaxSim(SeparateReranker):
         self.refuse("layout", why="reads query and text separately")
         check_type(str | Path | None, "a file", vector_cache=self.vector_cache)
 
-    def _settings(self) -> Settings:
-        return replace(super()._settings(), token_pooling=self.token_pooling)
+    def settings(self) -> Settings:
+        return replace(super().settings(), token_pooling=self.token_pooling)
 
     def describe(self) -> dict[str, Any]:
         """See the base class; vectors that are stored are rounded."""

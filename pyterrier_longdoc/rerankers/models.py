@@ -294,10 +294,8 @@ class PARADE(SlidingReranker):
             return "parade-attn-elementwise", {}
         return f"parade-{self.aggregation}", {}
 
-    def _weight_arguments(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in super()._weight_arguments().items() if name != "aggregator"
-        }  # the head's
+    def weight_arguments(self) -> dict[str, Any]:
+        return {name: value for name, value in super().weight_arguments().items() if name != "aggregator"}  # the head's
 
 
 @dataclass(eq=False, repr=False)
@@ -350,7 +348,7 @@ class LateIR(SeparateReranker):
     stride: int = argument(75, role="windows", at_least=1)
 
     papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
-    _encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
+    encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
 
     def check(self) -> None:
         check_checkpoint(interaction=self.interaction)
@@ -359,7 +357,7 @@ class LateIR(SeparateReranker):
     def head_spec(self) -> HeadSpec:
         return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}
 
-    def _load_backbone(self) -> Backbone:
+    def load_backbone(self) -> Backbone:
         return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
 
     def default_training(self) -> TrainingArgs:
@@ -393,9 +391,9 @@ class CEDR(AvgP):
 
     papers: ClassVar[tuple[str, ...]] = ("macavaney-2019-cedr",)
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the keys of the papers behind this model and its interaction model."""
-        return [*super()._cited(), PAPERS_OF_MATCHING[self.aggregation]]
+        return [*super().cited(), PAPERS_OF_MATCHING[self.aggregation]]
 
     def head_spec(self) -> HeadSpec:
         if self.aggregation == "pacrr":
@@ -496,7 +494,7 @@ class TKL(CrossEncoder):
     region_stride: int = argument(2, role="head", at_least=1, at_most="region_size")
     best_regions: int = argument(3, role="head", at_least=1)
 
-    _encoder_class: ClassVar[type[WindowEncoder]] = TKLEncoder
+    encoder_class: ClassVar[type[WindowEncoder]] = TKLEncoder
 
     def default_windows(self) -> Windows:
         return GreedyChunks(self.window_size)
@@ -504,7 +502,7 @@ class TKL(CrossEncoder):
     def head_spec(self) -> HeadSpec:
         return "tkl", arguments_of(self, "head")
 
-    def _load_backbone(self) -> Backbone:
+    def load_backbone(self) -> Backbone:
         return load_word_backbone(
             str(self.backbone),
             overlap=self.overlap,
@@ -601,13 +599,13 @@ class LongP(CrossEncoder):
     def default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, and behind its architecture if weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
         kind = "" if self._model is None else self._model.backbone.family
-        name = "" if self._is_external else str(self.backbone).lower()
+        name = "" if self.is_external else str(self.backbone).lower()
         matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
-        return [*super()._cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
+        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
 
     def _backbone_options(self) -> BackboneOptions:
         return replace(
@@ -620,7 +618,7 @@ class LongP(CrossEncoder):
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)
-        if not self._is_external:
+        if not self.is_external:
             use_attention(model.encoder.backbone, self.attn_implementation)
         return model
 

@@ -79,6 +79,11 @@ POOLINGS = ("cls", "mean", "last")
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 """Arguments that `windows=` replaces."""
 
+_INTERNAL = (
+    "cited", "documents", "encoder_class", "is_external", "load_backbone", "settings", "to_cpu", "warn_of_cuts",
+    "warned", "weight_arguments",
+)  # fmt: skip
+
 
 class UntrainedWarning(UserWarning):
     """A model with random weights is used as if it were trained."""
@@ -171,7 +176,7 @@ class Reranker(Presented, pt.Transformer):
     def __post_init__(self) -> None:
         check_roles(self)
         self.coverage: Coverage | None = None
-        self._warned: SeenWarnings = set()
+        self.warned: SeenWarnings = set()
         self._model: Model | None = None
         self._model_arguments: list[Any] | None = None  # the arguments of the last set-up
         self.check()
@@ -183,6 +188,10 @@ class Reranker(Presented, pt.Transformer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "_model_arguments": None}
+
+    def __dir__(self) -> list[str]:
+        """Leave out of a notebook's completion what only this package calls."""
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     # Its arguments.
 
@@ -202,9 +211,9 @@ class Reranker(Presented, pt.Transformer):
         """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the keys of the papers behind this model and its selection of windows."""
-        return [*super()._cited(), *papers_of(self.preselect)]
+        return [*super().cited(), *papers_of(self.preselect)]
 
     def refuse(self, *names: str, why: str) -> None:
         """Raise ValueError if arguments that this class cannot use differ from their defaults."""
@@ -234,7 +243,7 @@ class Reranker(Presented, pt.Transformer):
         name = type(self).__name__
         raise NotImplementedError(f"{name} names no {what}: use FirstP, MaxP, PARADE, ..., or define its {method}")
 
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
         """Return what is read and how scores are computed, by the current arguments."""
         device, windows = resolve_device(self._compute_device()), self.make_windows()
         limit = self.max_windows if self.windows is None else self.windows.max_windows
@@ -277,7 +286,7 @@ class Reranker(Presented, pt.Transformer):
             self._model_arguments = arguments
         return self._model
 
-    def _to_cpu(self) -> None:
+    def to_cpu(self) -> None:
         """Move the weights to the CPU's memory until the model is used again."""
         if self._model is not None:
             self._model.cpu()
@@ -340,7 +349,7 @@ class Reranker(Presented, pt.Transformer):
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
             return with_scores(inp, [], **(self._explanation_columns([]) if self.explain else {}))
-        queries, texts = strings(inp["query"], "query"), self._documents(inp)
+        queries, texts = strings(inp["query"], "query"), self.documents(inp)
         if self.verbose:
             with work_bar(type(self).__name__, " characters", shown=True) as bar:
                 scored = self.score(queries, texts, bar)
@@ -354,7 +363,7 @@ class Reranker(Presented, pt.Transformer):
             )
             self._warn_once(message, PrecisionWarning)
         if self.coverage.cut or self.coverage.windows_cut:
-            self._warn_of_cuts(self.coverage)
+            self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         columns = self._explanation_columns(scored.explanations) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
@@ -399,7 +408,7 @@ class Reranker(Presented, pt.Transformer):
         first = ["number", "score", "rank", self.text_field]
         return found[[*first, *found.columns.difference(first, sort=False)]]
 
-    def _documents(self, frame: pd.DataFrame) -> Sequence[Text]:
+    def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if titles are read with each window."""
         return documents_of(frame, self.text_field, self.repeat, self.text_loader)
 
@@ -423,13 +432,13 @@ class Reranker(Presented, pt.Transformer):
         validated(candidates, self.text_field, self.text_loader, self)
         if not len(candidates):
             return Coverage()
-        queries, texts = strings(candidates["query"], "query"), self._documents(candidates)
+        queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
             coverage = self.model.coverage_of(queries, texts, bar)
         count_empty(coverage, candidates, map(is_blank, texts))
         return coverage
 
-    def _warn_of_cuts(self, coverage: Coverage, task: str = "") -> None:
+    def warn_of_cuts(self, coverage: Coverage, task: str = "") -> None:
         """Warn of unread text, except what a choice of windows leaves out; once for each argument."""
         causes, parts = list(coverage.lost), [in_words(coverage.lost)] if coverage.lost else []
         if coverage.windows_cut:
@@ -437,11 +446,11 @@ class Reranker(Presented, pt.Transformer):
             parts.append(
                 f"{coverage.windows_cut} windows to their end, cut by the server, which takes no longer inputs"
             )
-        warn_of_cuts(self, self._warned, causes, f"{task} did not read {'; '.join(parts)}")
+        warn_of_cuts(self, self.warned, causes, f"{task} did not read {'; '.join(parts)}")
 
     def _warn_once(self, message: str, category: type[Warning]) -> None:
         """Warn once for each category in this transformer, or in the system that runs it."""
-        if first_time(self._warned, category, type(self).__name__):
+        if first_time(self.warned, category, type(self).__name__):
             warn(message, category)
 
 
@@ -500,7 +509,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     )
     """For the warning of an untrained model."""
     head_name: ClassVar[str] = ""
-    _encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
+    encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
     def __post_init__(self) -> None:
         self._validating = False
@@ -533,7 +542,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             self._lacks("head", "head_spec")
         return self.head_name, {}
 
-    def _load_backbone(self) -> Backbone:
+    def load_backbone(self) -> Backbone:
         """Load the pre-trained part."""
         options = self._backbone_options()
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
@@ -550,14 +559,14 @@ class CrossEncoder(Reranker, pt.Estimator):
     # Its arguments.
 
     @property
-    def _is_external(self) -> bool:
+    def is_external(self) -> bool:
         """Whether an external scorer scores the windows: a served model, a function, a transformer."""
         return isinstance(self.backbone, ExternalScorer)
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, its selection of windows and its last training."""
         trained = [] if self._model is None else papers_of_recipe(self._model.recipe)
-        return [*super()._cited(), *trained]
+        return [*super().cited(), *trained]
 
     def _check_backbone(self) -> None:
         """See the base class; an external scorer must suit the model's head, and arguments must have an effect."""
@@ -570,7 +579,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             super()._check_backbone()
             return
         head = registered_heads().get(self.head_spec()[0])
-        if self._encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
+        if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
             raise ValueError(
                 f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
                 f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
@@ -595,20 +604,20 @@ class CrossEncoder(Reranker, pt.Estimator):
                 raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
-            one_encoder = self._encoder_class is WindowEncoder
+            one_encoder = self.encoder_class is WindowEncoder
             check_last_layer(self.runtime, type(self).__name__, one_encoder, self.head_spec()[0])
 
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
         """See the base class."""
         layout = resolve_layout(self.layout)
-        settings = replace(super()._settings(), layout=layout, runtime=self.runtime)
-        return replace(settings, device=CPU, dtype=torch.float32) if self._is_external else settings
+        settings = replace(super().settings(), layout=layout, runtime=self.runtime)
+        return replace(settings, device=CPU, dtype=torch.float32) if self.is_external else settings
 
     def _compute_device(self) -> str | None:
         """See the base class."""
         return self.device or default_device(self.runtime)
 
-    def _weight_arguments(self) -> dict[str, Any]:
+    def weight_arguments(self) -> dict[str, Any]:
         """Return the arguments that the weights depend on, besides those of the head."""
         values = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
         return saved.without_paths({name: value for name, value in values.items() if name not in self.head_spec()[1]})
@@ -617,7 +626,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def _set_up(self, model: Model | None) -> Model:
         """See the base class."""
-        arguments, head, settings = self._weight_arguments(), self.head_spec(), self._settings()
+        arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
         if model is None or model.weight_arguments != arguments:
             if model is not None and model.trained:
                 *names, last = arguments
@@ -630,14 +639,14 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def _new_model(self, head: HeadSpec, settings: Settings) -> Model:
         backbone: Any = self.backbone
-        encoder: Any = self._encoder_class
+        encoder: Any = self.encoder_class
         if isinstance(backbone, ExternalScorer):
             encoder, warning = ExternalEncoder, backbone.warning()
             if warning is not None:
                 self._warn_once(warning, TruncationWarning)
         else:
-            backbone = self._load_backbone()
-        values = self._weight_arguments()
+            backbone = self.load_backbone()
+        values = self.weight_arguments()
         return Model.from_backbone(backbone, head, settings, weight_arguments=values, seed=self.seed, encoder=encoder)
 
     def _refuse_change(self, what: str) -> NoReturn:
@@ -647,7 +656,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         )
 
     def _refuse_external(self, what: str) -> None:
-        if self._is_external:
+        if self.is_external:
             raise TypeError(f"{self!r} cannot be {what}: its weights are not here, but with {self.backbone!r}")
 
     def _weights_identity(self) -> Any:
@@ -729,7 +738,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
-        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self._documents, **columns)
+        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
         if model is not None and model.trained and not model.started and not resumes:
             problem = f"this {type(self).__name__} is trained already: fit goes on from its weights"
@@ -763,7 +772,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if coverage.documents and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")
         if coverage.cut:
-            self._warn_of_cuts(coverage, " in fit")
+            self.warn_of_cuts(coverage, " in fit")
         return self
 
     def _validation(

@@ -137,9 +137,9 @@ def read(
 def read_model(reranker: Any, folder: Path, config: dict[str, Any]) -> Model:
     """Return the saved model of a reranker that has its saved arguments."""
     if "adapter" not in config:
-        weight_arguments = reranker._weight_arguments()
-        encoder = reranker._encoder_class
-        return load_model(folder, config, reranker._settings(), encoder=encoder, weight_arguments=weight_arguments)
+        weight_arguments = reranker.weight_arguments()
+        encoder = reranker.encoder_class
+        return load_model(folder, config, reranker.settings(), encoder=encoder, weight_arguments=weight_arguments)
     model = reranker.model
     apply_adapter(model, folder, config, str(reranker.backbone))
     return model

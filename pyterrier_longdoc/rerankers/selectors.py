@@ -41,14 +41,14 @@ class ModelWindows(WindowSelector):
         # Weights that are loaded in inference mode could not be trained afterwards.
         with torch.inference_mode(False):
             scored = self.model.score(queries, texts)
-        self.model._warn_of_cuts(scored.coverage, ", which selects windows,")
+        self.model.warn_of_cuts(scored.coverage, ", which selects windows,")
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
     def identity(self) -> dict[str, Any]:
         return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
 
-    def _cited(self) -> list[str]:
-        return [*super()._cited(), *self.model._cited()]
+    def cited(self) -> list[str]:
+        return [*super().cited(), *self.model.cited()]
 
 
 @dataclass(frozen=True)

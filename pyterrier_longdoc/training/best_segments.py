@@ -88,9 +88,9 @@ class BestResult(Cited):
 
     papers: ClassVar[tuple[str, ...]] = ("kim-2021-query",)
 
-    def _cited(self) -> list[str]:
+    def cited(self) -> list[str]:
         """Return the papers behind the model, and the training's own."""
-        return [*papers_of(self.model), *super()._cited()]
+        return [*papers_of(self.model), *super().cited()]
 
 
 def fit_on_best_segments(

@@ -256,7 +256,6 @@ class Run:
         epoch_ends, every = state.position == self.examples_per_epoch, recipe.validate_steps
         due = state.step == self.total_steps or (epoch_ends if every is None else state.step % every == 0)
         if not (due or epoch_ends or state.step % recipe.save_steps == 0):
-            state.is_reported = True
             return
         # In all processes: diverged weights must not replace the saved ones.
         for name in self._diverged():
@@ -274,7 +273,7 @@ class Run:
                 self.processes.log(entry)
             state.loss, state.examples, state.documents, state.seconds = 0.0, 0, 0.0, 0.0
         state.is_reported = self.is_between_steps = True
-        if self.file is not None and self.rank == 0:
+        if self.file is not None:
             self._save(self.file)
 
     def _diverged(self) -> list[str]:
@@ -297,7 +296,7 @@ class Run:
 
     def interrupted(self) -> str:
         """Save what can be saved; return what an interruption leaves, and how to go on."""
-        if self.file is not None and self.rank == 0 and self.is_between_steps and not self._diverged():
+        if self.file is not None and self.is_between_steps and not self._diverged():
             with suppress(OSError, SafetensorError):  # a full disk: the state before stays
                 self._save(self.file)
         kept = "the best validated weights are" if self.best else "its weights are"
@@ -321,7 +320,8 @@ class Run:
         tensors = {"model": trained_tensors(self.model), "best": self.best}
         tensors |= {"optimizer": optimizer_states(self.model, self.optimizer)}
         history = self.history[self.old_entries :]
-        file.write(tensors, {"state": asdict(self.state), "history": history, "scaler": self.scaler.state_dict()})
+        if self.rank == 0:
+            file.write(tensors, {"state": asdict(self.state), "history": history, "scaler": self.scaler.state_dict()})
         self.saved_step = self.state.step
 
     def resume(self, settings: Mapping[str, Any]) -> bool:

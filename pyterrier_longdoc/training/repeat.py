@@ -72,7 +72,7 @@ class FoldModels(Presented, pt.Transformer):
         self.models = list(models)
         self.folds = [tuple(fold) for fold in folds]
         self.run = run
-        self._warned: SeenWarnings = set().union(*(getattr(model, "_warned", ()) for model in models))
+        self.warned: SeenWarnings = set().union(*(getattr(model, "warned", ()) for model in models))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Score every row with the model of its query's fold; the rows stay as they are, with `score` and `rank`."""
@@ -85,7 +85,7 @@ class FoldModels(Presented, pt.Transformer):
             raise ValueError(f"query {unknown!r} is in no fold: any of the models may have been trained on it")
         numbers = np.array([fold_of[qid] for qid in as_strings(inp["qid"])])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        with empties_at_end(self), one_system(None, self._warned):
+        with empties_at_end(self), one_system(None, self.warned):
             parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
 
@@ -206,8 +206,8 @@ def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
     """Train a model, or read it if it is finished, here or on a worker."""
     trained = fit_or_load(fit.model, fit.data, fit.folder)
     run = None if fit.candidates is None else transform_or_read(trained, fit.candidates, fit.folder)
-    if hasattr(trained, "_to_cpu"):  # its next `transform` moves the weights back
-        trained._to_cpu()
+    if hasattr(trained, "to_cpu"):  # its next `transform` moves the weights back
+        trained.to_cpu()
     return trained, run
 
 

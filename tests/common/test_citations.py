@@ -88,16 +88,12 @@ def test_bibtex_has_each_once_and_takes_ones_own():
 
 
 def test_what_a_model_is_set_up_with_is_cited_too():
-    keys = ld.PARADE(preselect=ld.KeyBlocks(ld.EmbeddingWindows(3, ld.BiEncoder())))._cited()
+    keys = ld.PARADE(preselect=ld.KeyBlocks(ld.EmbeddingWindows(3, ld.BiEncoder()))).cited()
     assert keys[0] == "li-2024-parade"
     assert {"li-2023-power", "li-2024-keyb2", "reimers-2019-sentence"} <= set(keys)
-    assert {ld.CEDR(aggregation=kind)._cited()[-1][:4] for kind in ("knrm", "pacrr", "drmm")} == {
-        "xion",
-        "hui-",
-        "guo-",
-    }
-    assert "jiang-2020-long" in ld.LongP(global_attention="sentences")._cited()
-    assert "jiang-2020-long" not in ld.LongP()._cited()
+    assert {ld.CEDR(aggregation=kind).cited()[-1][:4] for kind in ("knrm", "pacrr", "drmm")} == {"xion", "hui-", "guo-"}
+    assert "jiang-2020-long" in ld.LongP(global_attention="sentences").cited()
+    assert "jiang-2020-long" not in ld.LongP().cited()
     assert ld.Birch().citation() == entries()["yilmaz-2019-birch"]
 
 
@@ -105,32 +101,32 @@ def test_a_language_model_cites_its_schedule_passages_answers_and_shuffles():
     def llm(messages):
         raise AssertionError
 
-    assert set(ld.RankGPT(llm)._cited()) == {"sun-2023-is"}
+    assert set(ld.RankGPT(llm).cited()) == {"sun-2023-is"}
     best = ld.RankGPT(llm, schedule=schedules.SetwiseInsertion(), preselect=ld.BM25Windows(3), shuffles=2)
     expected = {"sun-2023-is", "podolak-2025-beyond", "zhuang-2024-setwise", "li-2023-power", "tang-2024-found"}
-    assert set(best._cited()) == expected
+    assert set(best.cited()) == expected
     server = ld.OpenAIBackend("m", base_url="http://127.0.0.1:1/v1")
-    assert "reddy-2024-first" in ld.RankGPT(server, answer=FirstToken())._cited()
-    assert ld.Pointwise(server, preselect=ld.BM25Windows(3))._cited() == ["nogueira-2020-document", "li-2023-power"]
+    assert "reddy-2024-first" in ld.RankGPT(server, answer=FirstToken()).cited()
+    assert ld.Pointwise(server, preselect=ld.BM25Windows(3)).cited() == ["nogueira-2020-document", "li-2023-power"]
 
 
 def test_architectures_that_were_loaded_are_cited(tmp_path):
     model = ld.LongP(tiny_long.encoder(tmp_path, "modernbert"), max_query_len=8, device="cpu")
-    assert model._cited() == ["boytsov-2025-positional"]
+    assert model.cited() == ["boytsov-2025-positional"]
     model.model.eval()
-    assert model._cited() == ["boytsov-2025-positional", "warner-2025-smarter"]
-    assert "gunther-2023-jina" in ld.LongP("jinaai/jina-embeddings-v2-base-en")._cited()
-    assert "portes-2023-mosaicbert" in ld.LongP("mosaicml/mosaic-bert-base-seqlen-2048")._cited()
+    assert model.cited() == ["boytsov-2025-positional", "warner-2025-smarter"]
+    assert "gunther-2023-jina" in ld.LongP("jinaai/jina-embeddings-v2-base-en").cited()
+    assert "portes-2023-mosaicbert" in ld.LongP("mosaicml/mosaic-bert-base-seqlen-2048").cited()
 
 
 def test_a_trained_model_cites_its_loss_and_adapters_also_when_it_is_loaded(tmp_path):
     model = ld.MaxP(tiny.encoder(), window_size=20, stride=20, max_query_len=8, device="cpu")
-    assert "hofstatter-2020-improving" not in model._cited()
+    assert "hofstatter-2020-improving" not in model.cited()
     model.model.mark_trained(TrainingArgs(loss="margin_mse", lora=ld.Lora(rank=2)).as_dict())
     model.save(tmp_path)
     model = ld.MaxP.load(tmp_path)
     assert model.is_trained
-    assert {"dai-2019-deeper", "hofstatter-2020-improving", "hu-2022-lora"} <= set(model._cited())
+    assert {"dai-2019-deeper", "hofstatter-2020-improving", "hu-2022-lora"} <= set(model.cited())
     assert "kim-2021-query" in BestResult(model, None, []).citation()
     assert papers_of_recipe(TrainingArgs(loss="lambda_loss").as_dict()) == ["wang-2018-lambdaloss"]
     assert papers_of_recipe(None) == papers_of_recipe({"loss": "of a newer version"}) == []

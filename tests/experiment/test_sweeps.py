@@ -1,5 +1,6 @@
 """Sweeps: one setting varied at a time."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -68,7 +69,8 @@ def test_a_model_trained_for_each_setting():
 def test_two_arguments():
     pytest.importorskip("matplotlib")
     pairs = [{"window_size": size, "stride": stride} for size, stride in ((75, 50), (150, 50), (150, 100))]
-    found = sweep(FIRST, Model(), pairs, TOPICS, QRELS, METRICS, baseline=[1])
+    given = [pairs[0], dict(reversed(pairs[1].items())), pairs[2]]
+    found = sweep(FIRST, Model(), given, TOPICS, QRELS, METRICS, baseline=[1])
     assert found.parameters.to_dict("records") == pairs
     assert found.table.loc[2, "AP"] == pytest.approx(alone(Model(window_size=150, stride=100)))
     ax = found.plot()
@@ -76,6 +78,8 @@ def test_two_arguments():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["75", "150"]
     (_, of_50), (of_100,) = (container[0].get_xdata() for container in ax.containers)
     assert of_50 < 1 < of_100  # what has equal values is seen, too
+    mixed = replace(found, parameters=found.parameters.assign(stride=np.array([50, 50, None], dtype=object)))
+    assert [text.get_text() for text in mixed.plot().get_legend().get_texts()] == ["stride: 50", "stride: None"]
 
 
 def test_none_is_a_setting_like_others():
@@ -89,7 +93,14 @@ def test_none_is_a_setting_like_others():
 
 @pytest.mark.parametrize(
     "settings",
-    [[], [{}], lengths(10, 10, 20), [*lengths(10), {"stride": 5}], [{"max_doc_len": 5, "stride": 5, "window_size": 5}]],
+    [
+        [],
+        [{}],
+        lengths(10, 10, 20),
+        [*lengths(10), {"stride": 5}],
+        [{"max_doc_len": 5, "stride": 5, "window_size": 5}],
+        [{"max_doc_len": 5, "stride": 5}, {"stride": 5, "max_doc_len": 5}],
+    ],
 )
 def test_settings_that_make_no_table_are_refused(settings):
     with pytest.raises(ValueError, match="the same one or two arguments"):

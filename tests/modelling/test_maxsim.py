@@ -441,7 +441,7 @@ def test_pooling_by_argument_is_that_of_sentence_transformers():
     assert scores(ld.MaxSim(PLAIN, token_pooling=3), frame(QUERIES[:1], [text])).item() == pytest.approx(
         expected, abs=1e-5
     )
-    cited = [ld.MaxSim(PLAIN, token_pooling=factor)._cited() for factor in (None, 1, 3)]
+    cited = [ld.MaxSim(PLAIN, token_pooling=factor).cited() for factor in (None, 1, 3)]
     assert ["clavie-2024-reducing" in keys for keys in cited] == [False, False, True]
 
 
@@ -620,7 +620,7 @@ def test_it_selects_the_windows_that_it_scores_best(cross_encoder, tmp_path, enc
     loaded = ld.MaxP.load(tmp_path)
     assert isinstance(loaded.preselect, ld.MaxSimWindows)
     np.testing.assert_allclose(scores(loaded, rows), scores(chosen, rows), **CLOSE)
-    assert "khattab-2020-colbert" in chosen._cited()
+    assert "khattab-2020-colbert" in chosen.cited()
 
 
 def test_other_models_are_no_such_selectors(cross_encoder):

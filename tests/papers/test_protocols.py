@@ -322,6 +322,7 @@ def test_nothing_is_trained_on_test_topics(models, tmp_path):
         replace(ld.protocols["msmarco-document"], train=None).run(
             models, Retriever(*V1), tmp_path, seeds=[0], datasets={DEV_ID: DEV}
         )
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_models_start(msmarco, models, tmp_path):
@@ -329,7 +330,9 @@ def test_where_models_start(msmarco, models, tmp_path):
     given = {"datasets": ROBUST04, "seeds": [0]}
     with pytest.raises(ValueError, match=r"protocols\['msmarco-document'\]"):
         protocol.run(models, retriever, tmp_path, **given)
-    assert protocol.fold_qids(ROBUST04) == [ROBUST.qids[i::5] for i in range(5)]
+    folds = [ROBUST.qids[i::5] for i in range(5)]
+    assert protocol.fold_qids(ROBUST04) == folds
+    assert replace(protocol, test=(*protocol.test, TopicSet(DEV_ID))).fold_qids({**ROBUST04, DEV_ID: DEV}) == folds
     asked = []
 
     def zero_shot(name, seed):

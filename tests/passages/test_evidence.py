@@ -141,7 +141,7 @@ def test_ranks_may_be_text():
 
 
 def test_a_long_document_is_counted_in_parts():
-    """Each window once, the growing text only with windows that fit in."""
+    """Each window once: texts that grow by a window each would be counted to the square of their length."""
     words, counted = [f"w{number}" for number in range(400)], []
     text = " ".join(words)
 
@@ -153,7 +153,7 @@ def test_a_long_document_is_counted_in_parts():
     out = evidence(frame(row("long", text, *windows)), 120, tokenizer=count_words)
     assert out["evidence_tokens"].tolist() == [len(out["text"][0].split())]
     assert 117 < out["evidence_tokens"][0] <= 120
-    assert len([number for number in counted if number > 8]) <= len(out["evidence_spans"][0])
+    assert sum(counted) < 3 * len(words)
 
 
 def test_special_tokens_of_each_text_are_counted_once():

@@ -388,3 +388,12 @@ def test_docstrings_of_users_classes_are_kept():
     assert "score = max_w" in Undocumented.__doc__
     assert Typed.__doc__.startswith("Mine.\n\nArgs:\n    share (float): of something.\n    one, two: others.\n")
     assert "    stride: tokens from" in Typed.__doc__
+
+
+def test_completion_shows_no_name_that_only_the_package_calls():
+    from pyterrier_longdoc.rerankers.reranker import _INTERNAL
+
+    model = ld.MaxP()
+    assert all(hasattr(model, name) for name in _INTERNAL)
+    assert not set(dir(model)) & set(_INTERNAL)
+    assert {"fit", "rank", "save", "coverage", "window_size"} <= set(dir(model))

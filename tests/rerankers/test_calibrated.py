@@ -156,6 +156,9 @@ def test_above_says_which_queries_are_left_without():
         assert len(ld.Above(1)(frame)) == 0
     with pytest.raises(pt.validate.InputValidationError, match="probability"):
         ld.Above(0.5)(frame.drop(columns="probability"))
+    with pytest.raises(pt.validate.InputValidationError) as caught:
+        ld.Above(0.5)(frame.drop(columns="score"))
+    assert "Calibrated" not in str(caught.value)
     with pytest.raises(ValueError, match=r"put ld.Calibrated\(...\) before it"):
         ld.Above(0.5)(frame.assign(probability=np.nan))
     with pytest.raises(ValueError, match=r"threshold=1\.5"):

@@ -210,7 +210,7 @@ def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded
         told = model.summary(candidates)
-    assert (model.coverage, model._warned) == (None, set())
+    assert (model.coverage, model.warned) == (None, set())
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not (tmp_path / "scores.sqlite").exists()
     pd.testing.assert_frame_equal(candidates, before)

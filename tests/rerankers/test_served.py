@@ -152,6 +152,10 @@ def test_an_outage_says_where_the_scores_before_are(tmp_path):
             with pytest.raises(BackendError) as caught:
                 maxp(server, TeiForm, score_cache=file, max_retries=0)(frame)
             assert str(caught.value).endswith(end)
+        explaining = maxp(server, TeiForm, max_retries=0)
+        explaining.explain = True  # reads no cache
+        with pytest.raises(BackendError, match=r"down$"):
+            explaining(frame)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

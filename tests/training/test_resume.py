@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.data import rotate
 from pyterrier_longdoc.training import LOSSES, Lora, Loss, TrainingArgs, resume, train
+from pyterrier_longdoc.training.loop import State
 from pyterrier_longdoc.training.resume import STATE_FILE, StateFile
 
 from ..support import processes
@@ -264,7 +266,7 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])  # 4: of the last step
-def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path):
+def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path, capsys):
     """The validation is made, and its entry written, by the training that goes on."""
     args = TrainingArgs(epochs=4, queries_per_step=3, learning_rates={"": 1e-2}, checkpoint=tmp_path, save_steps=100)
     figures = [0.3, 0.9, 0.1, 0.2]
@@ -275,13 +277,41 @@ def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path):
     stopped, resumed, whole = Toy(), Toy(), Toy()
     with pytest.raises(KeyboardInterrupt, match=f"it goes on after step {number}, in"):
         train(stopped, toy_set(3), args, validate=validate_by(iter([*figures[: number - 1], None])))
+    capsys.readouterr()
     history = train(resumed, toy_set(3), args, validate=validate_by(iter(figures[number - 1 :])))
+    assert capsys.readouterr().out == f"resuming after step {number} of 4\n"
     expected = train(whole, toy_set(3), replace(args, checkpoint=None), validate=validate_by(iter(figures)))
     assert len(resumed.calls) == 3 * (4 - number)
     assert [{**entry, "documents_per_second": 0} for entry in history] == [
         {**entry, "documents_per_second": 0} for entry in expected
     ]
     assert torch.equal(resumed.head.weight, whole.head.weight)
+
+
+@pytest.mark.parametrize("name", ["best", "worse", "loss", "seconds", "epoch", "is_reported"])
+def test_half_a_change_of_the_state_is_not_saved(name, tmp_path, monkeypatch):
+    """Interrupted when this was set for the first to the fourth time, a training ends as if it had not been."""
+    args = TrainingArgs(epochs=3, queries_per_step=2, learning_rates={"": 1e-2}, restart_each_epoch=True, save_steps=1)
+
+    def fit(folder=None):
+        model = Toy()
+        recipe = replace(args, checkpoint=folder)
+        history = train(model, toy_set(3), recipe, validate=lambda: model.head.weight.detach().sum().item() % 0.003)
+        return model.head.weight.tolist(), [{**entry, "documents_per_second": 0} for entry in history]
+
+    whole = fit()
+    for number in range(2, 6):  # the first is that of a new state
+        calls, folder = itertools.count(1), tmp_path / str(number)
+
+        def stop(state, attribute, value, calls=calls, number=number):
+            object.__setattr__(state, attribute, value)
+            if attribute == name and next(calls) == number:
+                interrupt()
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(State, "__setattr__", stop)
+            fit(folder)
+        assert fit(folder) == whole
 
 
 def test_an_interruption_on_a_full_disk_is_an_interruption(stopped, monkeypatch):
