@@ -268,7 +268,9 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
 @pytest.mark.parametrize("number", [1, 2, 4])  # 4: of the last step
 def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path, capsys):
     """The validation is made, and its entry written, by the training that goes on."""
-    args = TrainingArgs(epochs=4, queries_per_step=3, learning_rates={"": 1e-2}, checkpoint=tmp_path, save_steps=100)
+    args = TrainingArgs(
+        epochs=4, queries_per_step=3, learning_rates={"": 1e-2}, schedule="linear", checkpoint=tmp_path, save_steps=100
+    )
     figures = [0.3, 0.9, 0.1, 0.2]
 
     def validate_by(values):
@@ -296,7 +298,8 @@ def test_half_a_change_of_the_state_is_not_saved(name, tmp_path, monkeypatch):
     def fit(folder=None):
         model = Toy()
         recipe = replace(args, checkpoint=folder)
-        history = train(model, toy_set(3), recipe, validate=lambda: model.head.weight.detach().sum().item() % 0.003)
+        validate = None if name == "seconds" else lambda: model.head.weight.detach().sum().item() % 0.003
+        history = train(model, toy_set(3), recipe, validate=validate)
         return model.head.weight.tolist(), [{**entry, "documents_per_second": 0} for entry in history]
 
     whole = fit()
