@@ -101,8 +101,8 @@ def sweep(
         model = cast(ModelOrFactory, functools.lru_cache(maxsize=size)(model))
     systems, parameters = {}, []
     for setting in settings:
+        setting = {name: setting[name] for name in settings[0] if name in setting} | dict(setting)  # in one order
         for later in inference or [{}]:
-            setting = {name: setting[name] for name in settings[0] if name in setting} | dict(setting)  # in one order
             parameters.append({**setting, **{f"{name} at inference": value for name, value in later.items()}})
             name = ", ".join(f"{parameter} {value}" for parameter, value in parameters[-1].items())
             systems[name] = _system(first_stage, model, setting, later)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import pandas as pd
@@ -331,7 +331,7 @@ class _Data:
     @cached_property
     def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         """The training set, its topics, their candidates and qrels."""
-        part, limit = self.protocol.train or self.protocol.test[0], self.protocol.max_train_queries
+        part, limit = cast(TopicSet, self.protocol.train), self.protocol.max_train_queries
         topics, qrels = self._topics_and_qrels(part)
         overlap = topics["qid"].isin(pd.concat([test_topics["qid"] for _, test_topics, _ in self._tests]))
         if overlap.any():

@@ -88,14 +88,12 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, gains, strict=True)]
         rows, count = inp.reset_index(drop=True), self._counter(inp)
         rows = rows.sort_values("rank", kind="stable", key=pd.to_numeric) if "rank" in rows else rows
-        taken: dict[int, list[int]] = {}
+        given: dict[int, tuple[list[int], int]] = {}
         for of_query in rows.groupby("qid", sort=False, dropna=False).groups.values():
-            taken |= self._spend({row: sources[row] for row in of_query}, count)
-        texts = [source.text(taken[row]) for row, source in enumerate(sources)]
-        spans = [source.passages.pieces(taken[row]) for row, source in enumerate(sources)]
-        tokens = np.array(
-            [number if text else 0 for number, text in zip(count(texts), texts, strict=True)], dtype="int64"
-        )
+            given |= self._spend({row: sources[row] for row in of_query}, count)
+        texts = [source.text(given[row][0]) for row, source in enumerate(sources)]
+        spans = [source.passages.pieces(given[row][0]) for row, source in enumerate(sources)]
+        tokens = np.array([given[row][1] for row in range(len(sources))], dtype="int64")
         self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
         column, *others = frames.window_fields(self.text_field, self.repeat)
         out = inp.assign(**{"text" if others else column: texts})
@@ -125,8 +123,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
             raise ValueError(f"Evidence: {found}: give tokenizer=, the name of the reranker's backbone for instance")
         return token_counter(names.pop() or Words())
 
-    def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
-        """Return the windows of each row of a query, whose rows are in the order of ranks."""
+    def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, tuple[list[int], int]]:
+        """Return windows and tokens of each row of a query, whose rows are in the order of ranks."""
         # A counter may add special tokens to each text.
         none, mark = count(["", MARK])
         title = cache(lambda row: count([sources[row].document.repeated])[0] - none)
@@ -145,10 +143,11 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         for costs in ((parts_cost,), (parts_cost, cost)):
             budget = Budget(self.tokens, *costs, at_most=self.at_most)
             self._fill(budget, sources)
-            spent = [cost(row, budget.taken[row]) for row in sources]
+            given = {row: (budget.taken[row], cost(row, budget.taken[row])) for row in sources}
+            spent = [tokens for _, tokens in given.values()]
             if sum(spent) <= self.tokens and max(spent) <= (self.at_most or self.tokens):
                 break
-        return {row: budget.taken[row] for row in sources}
+        return given
 
     def _fill(self, budget: Budget, sources: dict[int, "_Source"]) -> None:
         for row, source in sources.items():

@@ -683,11 +683,11 @@ class CrossEncoder(Reranker, pt.Estimator):
             )
             self._warn_once(message, UserWarning)
             file = None
-        # Entries of the cache hold the account, too.
-        identity["cut by"] = [model.settings.windows_argument, model.settings.max_windows]
         try:
             if file is None:
                 return super().score(queries, texts, bar)
+            # Entries of the cache hold the account, too.
+            identity["cut by"] = [model.settings.windows_argument, model.settings.max_windows]
             return score_with_cache(file, model, identity, queries, texts, bar=bar)
         except BackendError as error:
             if file is not None and Path(file).is_file():

@@ -317,10 +317,10 @@ class Run:
             self.processes.end()
 
     def _save(self, file: StateFile) -> None:
-        tensors = {"model": trained_tensors(self.model), "best": self.best}
-        tensors |= {"optimizer": optimizer_states(self.model, self.optimizer)}
-        history = self.history[self.old_entries :]
         if self.rank == 0:
+            tensors = {"model": trained_tensors(self.model), "best": self.best}
+            tensors |= {"optimizer": optimizer_states(self.model, self.optimizer)}
+            history = self.history[self.old_entries :]
             file.write(tensors, {"state": asdict(self.state), "history": history, "scaler": self.scaler.state_dict()})
         self.saved_step = self.state.step
 

@@ -13,7 +13,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
-from pyterrier_longdoc.rerankers.reranker import Reranker
+from pyterrier_longdoc.rerankers.reranker import _INTERNAL, Reranker
 
 from ..support import tiny
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, changed, make, scores, slow_but
@@ -391,8 +391,6 @@ def test_docstrings_of_users_classes_are_kept():
 
 
 def test_completion_shows_no_name_that_only_the_package_calls():
-    from pyterrier_longdoc.rerankers.reranker import _INTERNAL
-
     model = ld.MaxP()
     assert all(hasattr(model, name) for name in _INTERNAL)
     assert not set(dir(model)) & set(_INTERNAL)

@@ -154,7 +154,7 @@ def test_above_says_which_queries_are_left_without():
         assert ld.Above(0.1)(frame.iloc[:0]).columns.tolist() == [*frame.columns, "rank"]
     with pytest.warns(UserWarning, match="2 of 2 queries"):
         assert len(ld.Above(1)(frame)) == 0
-    with pytest.raises(pt.validate.InputValidationError, match="probability"):
+    with pytest.raises(pt.validate.InputValidationError, match=r"put ld.Calibrated\(...\) before it.*probability"):
         ld.Above(0.5)(frame.drop(columns="probability"))
     with pytest.raises(pt.validate.InputValidationError) as caught:
         ld.Above(0.5)(frame.drop(columns="score"))

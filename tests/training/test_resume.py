@@ -265,6 +265,10 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
     assert capsys.readouterr().out == "nothing to do after step 12 of 12\n"
 
 
+def without_speed(history: list[dict]) -> list[dict]:
+    return [{**entry, "documents_per_second": 0} for entry in history]
+
+
 @pytest.mark.parametrize("number", [1, 2, 4])  # 4: of the last step
 def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path, capsys):
     """The validation is made, and its entry written, by the training that goes on."""
@@ -284,9 +288,7 @@ def test_an_interruption_of_a_validation_loses_no_step(number, tmp_path, capsys)
     assert capsys.readouterr().out == f"resuming after step {number} of 4\n"
     expected = train(whole, toy_set(3), replace(args, checkpoint=None), validate=validate_by(iter(figures)))
     assert len(resumed.calls) == 3 * (4 - number)
-    assert [{**entry, "documents_per_second": 0} for entry in history] == [
-        {**entry, "documents_per_second": 0} for entry in expected
-    ]
+    assert without_speed(history) == without_speed(expected)
     assert torch.equal(resumed.head.weight, whole.head.weight)
 
 
@@ -300,7 +302,7 @@ def test_half_a_change_of_the_state_is_not_saved(name, tmp_path, monkeypatch):
         recipe = replace(args, checkpoint=folder)
         validate = None if name == "seconds" else lambda: model.head.weight.detach().sum().item() % 0.003
         history = train(model, toy_set(3), recipe, validate=validate)
-        return model.head.weight.tolist(), [{**entry, "documents_per_second": 0} for entry in history]
+        return model.head.weight.tolist(), without_speed(history)
 
     whole = fit()
     for number in range(2, 6):  # the first is that of a new state
