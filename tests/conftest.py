@@ -7,6 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PT_TEST_TRANSFORMER_REPORTS", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes share the cores
+os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # before Ray is imported: Java may be here, too
 
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import settings
 
 from pyterrier_longdoc.modelling.heads import base
 
-from .support import other_cpu, reading, tiny
+from .support import other_cpu, reading, terrier, tiny
 
 QUICK = (
     "test_architecture.py",
@@ -33,6 +34,8 @@ QUICK = (
 )
 """What `pytest -m quick` runs before every commit, in half a minute: the layers and, of each sub-package, the file of
 tests that fails first when something is broken. Nothing else is collected."""
+
+OUTSIDE_QUICK = ("slow", "gpu", "hub", "terrier")
 
 # `--hypothesis-profile=thorough` is for once a week.
 settings.register_profile("few", max_examples=25, deadline=None)
@@ -70,7 +73,9 @@ def pytest_ignore_collect(collection_path, config) -> bool | None:
 
 def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
-        if place(item.path) in QUICK and not any(item.get_closest_marker(name) for name in ("slow", "gpu", "hub")):
+        if "terrier_home" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.terrier)
+        if place(item.path) in QUICK and not any(item.get_closest_marker(name) for name in OUTSIDE_QUICK):
             item.add_marker(pytest.mark.quick)
     if config.getoption("--other-cpu"):
         reason = pytest.mark.skip(reason="its subject are bytes")
@@ -130,6 +135,24 @@ def cross_encoder() -> str:
 def plain_encoder() -> str:
     """Folder of a tiny random BERT without a classification head."""
     return tiny.encoder(None)
+
+
+@pytest.fixture(scope="session")
+def terrier_home(tmp_path_factory) -> Path:
+    """A folder for PYTERRIER_HOME with links to Terrier's jars; a test that uses it gets the marker `terrier`."""
+    return terrier.home(tmp_path_factory.mktemp("pyterrier"))
+
+
+@pytest.fixture(scope="session")
+def terrier_started(terrier_home) -> None:
+    """Java with Terrier in this process: from here on `pt.terrier` works."""
+    terrier.start(terrier_home)
+
+
+@pytest.fixture(scope="session")
+def terrier_index(terrier_started, tmp_path_factory):
+    """The `TerrierIndex` of `support.terrier.DOCUMENTS`, for reading only."""
+    return terrier.index(tmp_path_factory.mktemp("terrier") / "index")
 
 
 @pytest.fixture

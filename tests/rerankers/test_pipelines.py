@@ -11,7 +11,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 
-from ..support import tiny
+from ..support import terrier, tiny
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -126,3 +126,10 @@ def test_fit_needs_the_text():
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         model.fit(run, QRELS)
     assert model._model is None
+
+
+def test_behind_terrier(terrier_index):
+    stages = terrier_index.bm25() >> terrier_index.text_loader("text") >> make("MaxP")
+    reranked = stages.search("dog river")
+    assert set(reranked["docno"]) == {"d1", "d5"}
+    assert reranked["text"].tolist() == [terrier.DOCUMENTS[docno] for docno in reranked["docno"]]
