@@ -234,7 +234,7 @@ def _shown_document(row: dict[Any, Any], text: str) -> _ShownDocument:
         [(int(start), int(end)) for start, end in spans or ()],
         list(map(float, scores or ())),
         None if weights is None else list(map(float, weights)),
-        [(start, end) for _, start, end, _ in _list_or_none(row.get("query_places")) or () if start < end],
+        [(start, end) for _, start, end, _ in _list_or_none(row.get("term_places")) or () if start < end],
     )
 
 

@@ -224,15 +224,15 @@ class Explanation:
         spans: characters `(start, end)` of each window in the text.
         scores: score that the document would have if it were that window alone.
         weights: attention of the document's score over its windows; None for a head without attention.
-        query_terms: each query token and its part in the score; None for a head that cannot tell.
-        query_places: each query token, the characters where its maximum stands, and its part; None but in `MaxSim`.
+        term_scores: each query token and its part in the score; None for a head that cannot tell.
+        term_places: each query token, the characters where its maximum stands, and its part; None but in `MaxSim`.
     """
 
     spans: list[tuple[int, int]]
     scores: list[float]
     weights: list[float] | None
-    query_terms: list[tuple[str, float]] | None = None
-    query_places: list[tuple[str, int, int, float]] | None = None
+    term_scores: list[tuple[str, float]] | None = None
+    term_places: list[tuple[str, int, int, float]] | None = None
 
     @property
     def best(self) -> int:

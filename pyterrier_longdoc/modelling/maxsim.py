@@ -135,7 +135,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Explanation.
 
-    def query_places(
+    def term_places(
         self, encoded: Encoded, pairs: Any, windows: torch.Tensor
     ) -> list[list[tuple[str, int, int, float]]]:
         """Return for each pair each query token, the characters of its maximum in `windows (P, Q)`, and its part."""

@@ -486,21 +486,21 @@ class Model(nn.Module):
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
         explanations, places = [], None
         if encoded.places is not None:
-            places = cast(Any, self.encoder).query_places(encoded, pairs, self.head.token_windows(encoded))
+            places = cast(Any, self.encoder).term_places(encoded, pairs, self.head.token_windows(encoded))
         for i, (query, number) in enumerate(zip(pairs.query, pairs.document, strict=True)):
-            document, spans, query_terms = pairs.texts[number], pairs.spans[number], None
+            document, spans, term_scores = pairs.texts[number], pairs.spans[number], None
             if terms is not None:
                 tokens = self.tokenizer.convert_ids_to_tokens(pairs.queries[query].tolist())
-                query_terms = list(zip(tokens, terms[i].tolist(), strict=False))
+                term_scores = list(zip(tokens, terms[i].tolist(), strict=False))
             elif places is not None:
-                query_terms = [(token, part) for token, _, _, part in places[i]]
+                term_scores = [(token, part) for token, _, _, part in places[i]]
             explanations.append(
                 Explanation(
                     spans=list(map(document.characters, spans)),
                     scores=scores[i][: len(spans)],
                     weights=None if weights is None else weights[i, : len(spans)].tolist(),
-                    query_terms=query_terms,
-                    query_places=None if places is None else places[i],
+                    term_scores=term_scores,
+                    term_places=None if places is None else places[i],
                 )
             )
         return explanations

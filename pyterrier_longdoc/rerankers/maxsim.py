@@ -52,7 +52,7 @@ class MaxSim(SeparateReranker):
         vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
         training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
 
-    `explain=True` adds `query_places`: `(token, start, end, part)` for each token of the query as it is read, with the
+    `explain=True` adds `term_places`: `(token, start, end, part)` for each token of the query as it is read, with the
     characters of its best match (those of the window if tokens are pooled, none for special tokens and titles).
 
     Example:
@@ -115,8 +115,8 @@ class MaxSim(SeparateReranker):
 
     def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
         """See the base class; with the place of each query token's maximum."""
-        places = [explanation.query_places for explanation in explanations]
-        return {**super()._explanation_columns(explanations), "query_places": places}
+        places = [explanation.term_places for explanation in explanations]
+        return {**super()._explanation_columns(explanations), "term_places": places}
 
 
 @dataclass(frozen=True)

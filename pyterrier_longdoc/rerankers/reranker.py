@@ -130,7 +130,7 @@ class Reranker(Presented, pt.Transformer):
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text, or in the
             joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
-            window with the highest score), `query_terms` (the share of each query token in the score, None for models
+            window with the highest score), `term_scores` (the share of each query token in the score, None for models
             that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words), `window_field` (the text
             column(s) without `repeat`).
         trust_remote_code: run modelling code from the backbone's checkpoint.
@@ -379,7 +379,7 @@ class Reranker(Presented, pt.Transformer):
             "window_spans": [explanation.spans for explanation in explanations],
             "best_start": best[:, 0],
             "best_end": best[:, 1],
-            "query_terms": [explanation.query_terms for explanation in explanations],
+            "term_scores": [explanation.term_scores for explanation in explanations],
             "window_tokenizer": [tokenizer] * len(explanations),
             "window_field": [field] * len(explanations),
         }

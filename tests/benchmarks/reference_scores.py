@@ -62,7 +62,7 @@ def scores_of(model: Any, frame: pd.DataFrame) -> Values:
     """The scores of a model, how much it read, and what windows contributed, if it explains."""
     out = model.transform(frame)
     values = {"score": out["score"].to_numpy(dtype="float64"), "rank": out["rank"].to_numpy(dtype="float64")}
-    for column in ("window_scores", "window_weights", "window_spans", "query_terms", "best_start", "best_end"):
+    for column in ("window_scores", "window_weights", "window_spans", "term_scores", "best_start", "best_end"):
         if column in out:
             values[column] = flat(out[column])
     read = getattr(model, "coverage", None)

@@ -232,7 +232,7 @@ def test_self_translation(backbone):
 
 
 @pytest.mark.parametrize("name", ["cedr-knrm", "cedr-drmm", "model1"])
-def test_query_terms_add_up(backbone, name):
+def test_term_scores_add_up(backbone, name):
     scorer = scorer_of(backbone, name)
     scores, explanations = scorers.explained(scorer, QUERIES, TEXTS)
     rest = np.zeros(len(scores))
@@ -241,8 +241,8 @@ def test_query_terms_add_up(backbone, name):
         cls = array((encoded.cls * encoded.mask.unsqueeze(-1)).sum(1) / encoded.mask.sum(1, keepdim=True))
         rest = cls @ array(scorer.head.final.weight)[0, -32:] + scorer.head.final.bias.item()
     for query, score, other, explanation in zip(QUERIES, scores, rest, explanations, strict=True):
-        assert [token for token, _ in explanation.query_terms] == query.split()
-        assert sum(value for _, value in explanation.query_terms) == pytest.approx(score - other, rel=1e-4, abs=1e-4)
+        assert [token for token, _ in explanation.term_scores] == query.split()
+        assert sum(value for _, value in explanation.term_scores) == pytest.approx(score - other, rel=1e-4, abs=1e-4)
 
 
 @pytest.fixture(scope="module")

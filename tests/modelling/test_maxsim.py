@@ -286,7 +286,7 @@ def test_any_text_has_a_score(folder):
     assert np.isfinite(found["score"]).all()
     assert rows.equals(before)
     for row in found.itertuples():
-        assert all(0 <= start <= end <= len(row.text) for _, start, end, _ in row.query_places)
+        assert all(0 <= start <= end <= len(row.text) for _, start, end, _ in row.term_places)
 
 
 def test_what_is_skipped_has_no_vector():
@@ -459,15 +459,15 @@ def test_places_of_the_maxima():
     text = "the cat in the rain. a dog by the river, and snow on the old tree"
     model, reference_model = ld.MaxSim(PLAIN, window_size=12, explain=True), reference(PLAIN)
     row = model(frame(["old dog"], [text])).iloc[0]
-    assert sum(part for *_, part in row.query_places) == pytest.approx(row.score, abs=1e-5)
-    assert [(token, part) for token, _, _, part in row.query_places] == row.query_terms
-    names = [token for token, *_ in row.query_places]
+    assert sum(part for *_, part in row.term_places) == pytest.approx(row.score, abs=1e-5)
+    assert [(token, part) for token, _, _, part in row.term_places] == row.term_scores
+    names = [token for token, *_ in row.term_places]
     assert names[0] == "[CLS]"
     assert names[-1] == "[SEP]"
     assert {"old", "dog"} <= set(names)
     query = reference_model.encode_query(["old dog"], convert_to_numpy=False)[0]
     windows = [text[a:b] for a, b in row.window_spans]
-    for i, (_, start, end, part) in enumerate(row.query_places):
+    for i, (_, start, end, part) in enumerate(row.term_places):
         each = [vectors(reference_model, [window]) @ query[i] for window in windows]
         best = max(range(len(windows)), key=lambda n: float(each[n].max()))
         assert part == pytest.approx(float(each[best].max()), abs=1e-5)
@@ -494,26 +494,26 @@ def test_the_place_of_a_token_is_the_token():
 
 def ld_places(model, query: str, text: str) -> dict[str, str]:
     row = model(frame([query], [text])).iloc[0]
-    return {token: text[start:end] for token, start, end, _ in row.query_places}
+    return {token: text[start:end] for token, start, end, _ in row.term_places}
 
 
 def test_pooled_tokens_stand_in_their_window():
     row = ld.MaxSim(POOLED, window_size=30, explain=True)(frame(["old dog"], [LONG])).iloc[0]
-    assert {(start, end) for _, start, end, _ in row.query_places} <= set(row.window_spans)
+    assert {(start, end) for _, start, end, _ in row.term_places} <= set(row.window_spans)
 
 
 def test_the_best_window_alone_counts_with_max():
     row = ld.MaxSim(PLAIN, window_size=20, aggregation="max", explain=True)(frame(["old dog"], [LONG])).iloc[0]
     assert row.score == pytest.approx(max(row.window_scores), abs=1e-6)
-    assert sum(part for *_, part in row.query_places) == pytest.approx(row.score, abs=1e-5)
-    assert all(row.best_start <= start <= end <= row.best_end for _, start, end, _ in row.query_places)
+    assert sum(part for *_, part in row.term_places) == pytest.approx(row.score, abs=1e-5)
+    assert all(row.best_start <= start <= end <= row.best_end for _, start, end, _ in row.term_places)
 
 
 def test_columns_of_an_explanation_are_the_same_without_rows():
     model = ld.MaxSim(PLAIN, explain=True)
     rows = frame(QUERIES, [LONG])
     assert list(model(rows).columns) == list(model(rows.head(0)).columns)
-    assert "query_places" in model(rows)
+    assert "term_places" in model(rows)
 
 
 # Training.
@@ -639,11 +639,11 @@ def test_show_marks_the_places():
     results = ld.MaxSim(PLAIN, window_size=20, explain=True)(frame(["old dog"], [LONG]))
     page = ld.show(results)._repr_html_()
     row = results.iloc[0]
-    marked = {LONG[start:end] for _, start, end, _ in row.query_places if start < end}
+    marked = {LONG[start:end] for _, start, end, _ in row.term_places if start < end}
     assert marked
     assert all(f"<b>{word}</b>" in page for word in marked)
     assert "Bold: where a query token has its maximum" in page
-    assert "Bold" not in ld.show(results.drop(columns="query_places"))._repr_html_()
+    assert "Bold" not in ld.show(results.drop(columns="term_places"))._repr_html_()
 
 
 # What a checkpoint's files change.

@@ -167,8 +167,8 @@ def test_windows_are_explained_and_their_best_is_shown():
     spans = GreedyChunks(10)(range(50))
     assert len(row["window_scores"]) == len(row["window_spans"]) == len(spans)
     assert [text[a:b].split() for a, b in row["window_spans"]] == [text.split()[a:b] for a, b in spans]
-    assert row["score"] == pytest.approx(sum(value for _, value in row["query_terms"]), rel=1e-5)
-    assert [token for token, _ in row["query_terms"]] == ["snow"]
+    assert row["score"] == pytest.approx(sum(value for _, value in row["term_scores"]), rel=1e-5)
+    assert [token for token, _ in row["term_scores"]] == ["snow"]
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import unittest
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,11 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.training import TeacherScores
 
 from ..support import terrier, tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
+from ..support.llm import oracle
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
 
 pytestmark = QUIET
 
@@ -74,6 +78,40 @@ def test_a_sum_with_the_first_stage(results):
     np.testing.assert_allclose(merged["score"], 2.5 * first_stage + merged["score_neural"], atol=1e-6)
     assert merged["window_scores"].tolist() == merged["window_scores_neural"].tolist()
     assert merged["best_start"].dtype == "int64"
+
+
+ADDING: dict[str, Callable[[], pt.Transformer]] = {
+    **{name: partial(make, name, explain=True) for name in SYSTEMS},
+    "Calibrated": lambda: ld.Calibrated(make("MaxP")),
+    "Evidence": lambda: make("MaxSim", explain=True) >> ld.Evidence(),
+    "Passages": lambda: make("MaxSim", explain=True) >> ld.Passages(),
+    "RankGPT": lambda: ld.RankGPT(oracle, report=True),
+    "RelevanceJudge": lambda: ld.RelevanceJudge(oracle),
+    "TeacherScores": lambda: TeacherScores(make("MaxP")),
+}
+"""The transformers that add columns."""
+
+
+@pytest.mark.parametrize("transformer", ADDING)
+def test_no_column_that_is_added_is_a_property_of_the_query(transformer, results, nothing_loads):
+    out = ADDING[transformer]()(results.iloc[:0])
+    assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
+
+
+def test_explained_passages_become_documents(results):
+    passages = results.assign(docno=results["docno"] + "%p0")
+    model = make("MaxSim", explain=True)
+    out = (model >> pt.text.mean_passage())(passages)
+    assert by_pair(out).to_dict() == pytest.approx(by_pair(model(results)).to_dict(), abs=1e-5)
+
+
+def test_every_document_has_its_own_explanation_after_other_stages(results):
+    explained = make("MaxSim", explain=True)(results)
+    stages = pt.rewrite.stash_results() >> pt.apply.generic(pt.model.push_queries) >> pt.rewrite.reset_results()
+    out = stages(explained)
+    before, after = (frame.set_index(["qid", "docno"]) for frame in (explained, out))
+    for name in explained.columns.difference(results.columns):
+        assert after[name].to_dict() == before[name].to_dict()
 
 
 def test_models_are_equal_to_themselves_alone(all_loaded):
