@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, check_columns
+from ..common.frames import as_strings, check_columns, labels_of
 from .estimators import FirstAbove, JudgedDocument
 from .positions import RelevantPositions
 
@@ -70,7 +70,7 @@ def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     relevant, pairs = (
         pd.DataFrame({name: as_strings(frame[name]) for name in ("qid", "docno")})
-        for frame in (qrels[qrels["label"] >= relevant_from], run)
+        for frame in (qrels[labels_of(qrels, "qrels") >= relevant_from], run)
     )
     merged = pairs.merge(relevant.drop_duplicates(), how="left", indicator=True)
     return merged.loc[merged["_merge"] == "left_only", ["qid", "docno"]].assign(label=0).reset_index(drop=True)

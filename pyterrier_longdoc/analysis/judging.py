@@ -21,6 +21,7 @@ from ..common.frames import (
     as_strings,
     check_columns,
     field_names,
+    labels_of,
     strings,
     texts_of,
     validated,
@@ -341,8 +342,9 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
     """
     kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
-    check_columns(judged, columns, "judged")
-    check_columns(qrels, columns, "qrels")
+    for name, frame in (("judged", judged), ("qrels", qrels)):
+        check_columns(frame, columns, name)
+        labels_of(frame, name)
     human_labels, judge_labels = (frame[columns].astype({"qid": str, "docno": str}) for frame in (qrels, judged))
     common = judge_labels.drop_duplicates(["qid", "docno"]).merge(
         human_labels.drop_duplicates(["qid", "docno"]), on=["qid", "docno"], suffixes=("_judge", "_qrels")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import as_strings, check_columns
+from ..common.frames import as_strings, check_columns, labels_of
 from ..common.plots import draw_means, finish, label_group, label_mean, new_axes, offsets
 from ..experiment import ExperimentResults
 from ..experiment.significance import resampled_means
@@ -42,7 +42,7 @@ def by_document_length(
 def relevant_lengths(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[str, float]:
     """Return the mean length of each query's relevant documents: see `by_document_length`."""
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    relevant = qrels[qrels["label"] > 0]
+    relevant = qrels[labels_of(qrels, "qrels") > 0].drop_duplicates(["qid", "docno"])
     return mean_by_query(relevant, as_strings(relevant["docno"]).map(dict(lengths)))
 
 

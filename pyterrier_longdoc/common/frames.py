@@ -256,9 +256,20 @@ def numbers(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infini
 
 
 def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
-    """Return the labels as numbers."""
+    """Return the labels as numbers; ValueError if a document has two different ones for a query."""
     advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
-    return numbers(qrels, "label", owner, advice)
+    labels = numbers(qrels, "label", owner, advice)
+    pairs = pd.DataFrame({name: as_strings(qrels[name]).to_numpy() for name in ("qid", "docno")})
+    judged = pairs.assign(label=labels).drop_duplicates()
+    again = judged[judged.duplicated(["qid", "docno"])]
+    if len(again):
+        qid, docno, label = again.iloc[0]
+        first = judged["label"][(judged["qid"] == qid) & (judged["docno"] == docno)].iloc[0]
+        raise ValueError(
+            f"{owner}: the document {docno!r} has the labels {first:g} and {label:g} for the query {qid!r}: keep one "
+            f"judgement of each pair"
+        )
+    return labels
 
 
 def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
@@ -277,10 +288,10 @@ def relevance_of(results: pd.DataFrame, qrels: pd.DataFrame, *, judged_only: boo
     Documents without a label are 0.0, as in `fit`; with `judged_only` NaN.
     """
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    labels = pd.Series(labels_of(qrels, "qrels") > 0, keys_of(qrels), dtype="float64").groupby(level=0).max()
-    found = labels.reindex(pd.Index(keys_of(results), tupleize_cols=False))
+    labels = dict(zip(keys_of(qrels), (labels_of(qrels, "qrels") > 0).astype(float), strict=True))
+    found = np.array([labels.get(key, np.nan) for key in keys_of(results)], dtype="float64")
     judged = as_strings(results["qid"]).isin(as_strings(qrels["qid"])).to_numpy()
-    return found.to_numpy() if judged_only else np.where(judged, found.fillna(0.0), np.nan)
+    return found if judged_only else np.where(judged, np.nan_to_num(found), np.nan)
 
 
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from .arguments import arguments_of
 from .presentation import described
 from .registry import OWN_CODE, own_code
 from .runs import frame_digest
@@ -84,13 +85,14 @@ def _describe_by_method(value: Any, identity: Identity) -> Any:
     except ValueError:  # it cannot be described
         description = None
     if not isinstance(description, Mapping):
-        identity.unchecked.append(described(value))
-        return described(value)
+        code = own_code(value, *(arguments_of(value, "checkpoint").values() if is_dataclass(value) else ()))
+        identity.unchecked.extend([] if code else [described(value)])
+        return {"repr": described(value), **code}
     code = {} if OWN_CODE in description else own_code(value)
-    # The text loader is no setting, but its text decides the scores.
-    loader = _describe(getattr(value, "text_loader", None), identity)
-    settings = {**_describe(dict(description), identity), **code}
-    return {"transformer": _qualified_name(type(value)), **settings, "text_loader": loader}
+    settings = {"transformer": _qualified_name(type(value)), **_describe(dict(description), identity), **code}
+    if isinstance(value, pt.Transformer):  # the text loader is no setting, but its text decides the scores
+        settings["text_loader"] = _describe(getattr(value, "text_loader", None), identity)
+    return settings
 
 
 def _describe_stage(stage: pt.Transformer, identity: Identity) -> Any:

@@ -17,7 +17,8 @@ OWN_CODE = "own code"
 
 VOUCH = (
     "Or let the model's class vouch for the code by a method of its own, def describe(self): return "
-    "{**super().describe(), 'version': 1}, with another version whenever the code is another one"
+    "{**super().describe(), 'version': 1}, with another version whenever the code is another one; PairScorer and "
+    "CallableBackend vouch by name="
 )
 
 
@@ -67,7 +68,8 @@ def _own_names(value: Any) -> Iterator[str]:
             yield type(value).__qualname__
         elif is_dataclass(value) and not hasattr(value, "describe"):  # `describe` names it otherwise
             for f in fields(value):
-                yield from _own_names(getattr(value, f.name))
+                if f.name != "tokenizer":  # callable, but no code of a user
+                    yield from _own_names(getattr(value, f.name))
     elif callable(value):
         function = value if hasattr(value, "__qualname__") else type(value)
         if defined_in(function):

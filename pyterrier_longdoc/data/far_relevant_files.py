@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import read_jsonl, write_jsonl, write_lines
+from ..common.frames import labels_of
 from ..common.language import token_counter
 from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
 from .rows import SpooledDocuments, check_field, judged_lines, put_once, qrels_frame, recount, topics_frame
@@ -85,7 +86,8 @@ def read_far_relevant(
     for part, where, qid, query in _named_texts(folder, "QuestionFields.jsonl"):
         put_once(queries, qid, query, where)
         splits.setdefault(part, []).append(qid)
-    judgements = dict.fromkeys(row for file in _find_files(folder, "qrels.txt") for row in judged_lines(file))
+    qrels = qrels_frame(dict.fromkeys(row for file in _find_files(folder, "qrels.txt") for row in judged_lines(file)))
+    labels_of(qrels, f"qrels.txt in {str(folder)!r}")
     gold_files, unit_files = (_find_files(folder, name, required=False) for name in ("gold.jsonl", "unit.jsonl"))
     gold = list(_gold(gold_files))
     as_written = tokenizer is None and len(unit_files) == len(gold_files)
@@ -94,7 +96,7 @@ def read_far_relevant(
     parts = CollectionParts(
         documents,
         topics_frame(queries.items()),
-        qrels_frame(judgements),
+        qrels,
         gold if as_written else partial(recount, gold, documents, token_counter(tokenizer)),
         splits=splits,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.files import checked_row, read_jsonl, read_lines
+from ..common.frames import labels_of
 from ..common.language import token_counter
 from .collection import CollectionParts, Documents, PositionedCollection
 from .rows import check_field, judged_lines, qrels_frame, recount, topics_frame, unique_rows
@@ -60,7 +61,10 @@ class FolderDataset(PositionedCollection):
     @cached_property
     def qrels(self) -> pd.DataFrame:
         """All judgements, `qid`, `docno` and `label`."""
-        return qrels_frame(judged_lines(self._file("qrels.txt")))
+        file = self._file("qrels.txt")
+        qrels = qrels_frame(judged_lines(file))
+        labels_of(qrels, str(file))
+        return qrels
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import pandas as pd
@@ -25,11 +26,31 @@ from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names
 from .systems import RunPart, make_folds, named_systems, runs_of_system
 from .tables import Decimals
 
+P = ParamSpec("P")
+
 
 class ExperimentWarning(UserWarning):
     """Something makes the numbers of an experiment doubtful; `checks` of the results lists it."""
 
 
+_OURS = {"eval_metrics": "metrics=", "perquery": ".perquery of the results", "correction_alpha": "alpha="}
+"""By the name of an argument of `pt.Experiment`, what takes its place here."""
+
+
+def _names_ours(function: Callable[P, ExperimentResults]) -> Callable[P, ExperimentResults]:
+    """Let the error for an argument of `pt.Experiment` name the one of this package."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> ExperimentResults:
+        for name, ours in _OURS.items():
+            if name in kwargs:
+                raise TypeError(f"{function.__name__} has no argument {name!r}: {ours} takes its place")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_names_ours
 def Experiment(  # noqa: N802 - named like pt.Experiment
     systems: Mapping[str, Any] | list[Any],
     topics: pd.DataFrame,

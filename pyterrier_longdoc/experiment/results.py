@@ -89,7 +89,10 @@ class ExperimentResults:
 
     @property
     def perquery(self) -> pd.DataFrame:
-        """`name, qid, measure, value`, averaged over seeds: the frame of `pt.Experiment(perquery=True)`."""
+        """`name, qid, measure, value`, averaged over seeds.
+
+        The frame of `pt.Experiment(perquery=True)`, without its rows of NaN for topics that have no judgements.
+        """
         levels = [self.names, self.qids, self.measures]
         index = pd.MultiIndex.from_product(levels, names=["name", "qid", "measure"])
         values = np.concatenate([array.ravel() for array in self.query_values.values()])

@@ -94,6 +94,8 @@ def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
     """Return measures by the name that `pt.Experiment` gives them: a trec_eval name stays as it was written."""
     names: dict[Any, str] = {}  # by measure: "map" and AP are one, under trec_eval's name
     for metric in [metrics] if isinstance(metrics, str) else metrics:
+        if metric == "mrt":
+            raise ValueError("'mrt' is no measure here: give efficiency=True, and the results have .efficiency")
         family = [metric] if isinstance(metric, ir_measures.Measure) else measures_named(metric)
         for measure in family:
             if measure not in names or (isinstance(metric, str) and metric != str(measure) and len(family) == 1):

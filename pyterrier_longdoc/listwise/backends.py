@@ -77,7 +77,7 @@ class CallableBackend:
     """
 
     def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
-        self.function = function
+        self.function, self.name = function, name
         function_name = getattr(function, "__qualname__", None)
         self.has_name = name is not None or (function_name is not None and "<" not in function_name)
         self.model = name or f"{getattr(function, '__module__', '')}.{function_name or type(function).__qualname__}"

@@ -59,14 +59,14 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     def describe(self) -> dict[str, Any]:
         """Return what identifies this transformer, JSON-able: name and settings of the model, and the arguments."""
         backend = self.client.backend
-        if isinstance(backend, CallableBackend):
-            raise ValueError(f"{self!r} asks a function, and functions cannot be compared between runs")
+        function = backend.function if isinstance(backend, CallableBackend) and backend.name is None else None
         values = arguments_of(self, "head", "windows", "input")
         arguments: dict[str, Any] = {name: described(value) for name, value in values.items()}
         if self.preselect is not None:
             arguments["preselect"] = self.preselect.identity()
         identity = {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
-        return {**identity, **own_code(self, *(value for name, value in values.items() if name != "tokenizer"))}
+        values.pop("tokenizer", None)  # callable, but no code of a user
+        return {**identity, **own_code(self, function, *values.values())}
 
     def _check(self) -> None:
         """Raise ValueError for arguments that can never work; the model is not asked."""

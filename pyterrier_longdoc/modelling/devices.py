@@ -20,11 +20,18 @@ DTYPES = (*_PRECISIONS, FASTEST)
 def resolve_device(device: str | None) -> torch.device:
     """Return the named device; for None a GPU if there is one, else the CPU.
 
-    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is this GPU.
+    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is this GPU. ValueError
+    for a GPU where torch has none.
     """
     if device is None and torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    resolved = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r}: torch {torch.__version__} finds no GPU here. Leave device out to compute on the CPU, "
+            f"or install torch for CUDA and its driver"
+        )
+    return resolved
 
 
 def check_device(device: Any) -> None:

@@ -14,7 +14,7 @@ import pyterrier as pt
 
 from ..common.arguments import arguments_of, check_arguments, check_seeds
 from ..common.files import folder_name
-from ..common.frames import as_strings, keys_of, texts_of
+from ..common.frames import as_strings, keys_of, labels_of, texts_of
 from ..common.presentation import ShowsChanges, described
 from ..common.warnings import warn
 from ..experiment import Experiment, ExperimentResults
@@ -354,7 +354,7 @@ class _Data:
         """Return topics with a relevant document, and their qrels."""
         topics, qrels = self._topics(part), self._dataset(part.dataset).get_qrels(part.qrels)
         qrels = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]))
-        topics = topics[topics["qid"].isin(qrels["qid"][qrels["label"] > 0])]
+        topics = topics[topics["qid"].isin(qrels["qid"][labels_of(qrels, "qrels") > 0])]
         return topics, qrels[qrels["qid"].isin(topics["qid"])]
 
     def _retrieve(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 # Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,9 @@ from scipy.special import expit
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
 from ..common.frames import check_columns, numbers, relevance_of
+from ..common.identity import differences, identify
 from ..common.presentation import Presented, ShowsChanges, changed_arguments
+from ..common.registry import OWN_CODE
 from ..common.warnings import warn
 from .reranker import CrossEncoder
 from .saved import CALIBRATION
@@ -30,7 +32,8 @@ class Calibrated(Presented, pt.Estimator):
     """Adds the column `probability`, that a document is relevant, to the results of a reranker; scores stay.
 
     `fit` learns it from judged results: from scores and, of a reranker with `explain=True`, numbers of windows, as the
-    best of many is higher than the best of few. A probability holds for queries and candidates like those of `fit`.
+    best of many is higher than the best of few. A probability holds for queries and candidates like those of `fit`, and
+    for the same model: one that has other weights or settings since is refused.
 
     Args:
         model: a reranker, or any transformer that gives scores.
@@ -63,17 +66,28 @@ class Calibrated(Presented, pt.Estimator):
         return {"model": self.model}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the model's results with `probability`; ValueError before `fit`."""
+        """Return the model's results with `probability`; ValueError before `fit`, and of a model that changed since."""
         found = self.calibration
         if found is None and len(inp):
             raise ValueError(f"{self!r} knows no probabilities: call fit(results, qrels), or Calibrated.load(folder)")
         if found is not None and len(found["of"]) > 1 and not getattr(self.model, "explain", True):
             raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
+        if found is not None and len(inp):
+            self._check_same_model(found.get("scored by"))
         results = self.model.transform(inp)
         if found is None or not len(results):
             return results.assign(probability=np.zeros(len(results)))
         logits = _features(results, found["of"]) @ found["weights"] + found["bias"]
         return results.assign(probability=np.interp(logits, *found["steps"]) if found["steps"] else expit(logits))
+
+    def _check_same_model(self, fitted: Any) -> None:
+        """Raise ValueError if the model is another one than the calibration is for, where that is known."""
+        differ = [] if fitted is None else differences(fitted, _scored_by(self.model))
+        if differ:
+            raise ValueError(
+                f"{self!r} has probabilities of other scores: its model has changed since fit, in {', '.join(differ)}. "
+                f"Call fit(results, qrels) again"
+            )
 
     def fit(self, results: pd.DataFrame, qrels: pd.DataFrame, *_: Any) -> "Calibrated":
         """Learn from candidates, as the model reads them, and `qid, docno, label`; validation data has no effect.
@@ -95,7 +109,7 @@ class Calibrated(Presented, pt.Estimator):
         # A number of windows that never varies says nothing, whatever rounding makes of its variance.
         mean, scale = x.mean(0), np.where(np.ptp(x, 0) > 0, x.std(0), np.inf)
         targets = np.where(relevant, (ones + 1) / (ones + 2), 1 / (zeros + 2))
-        model = linear.LogisticRegression(C=1e6, max_iter=1000)  # all but unregularised
+        model = linear.LogisticRegression(C=1e6, tol=1e-8, max_iter=1000)  # all but unregularised
         twice, weights = np.tile((x - mean) / scale, (2, 1)), np.concatenate([targets, 1 - targets])
         model.fit(twice, np.repeat([1, 0], len(x)), sample_weight=weights)
         slopes = model.coef_[0] / scale
@@ -103,7 +117,8 @@ class Calibrated(Presented, pt.Estimator):
         if self.method == "isotonic":
             curve = isotonic.IsotonicRegression().fit(x @ slopes + bias, relevant)
             steps = [curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist()]
-        self.calibration = {"of": names, "weights": slopes.tolist(), "bias": bias, "steps": steps, "documents": len(x)}
+        found = {"of": names, "weights": slopes.tolist(), "bias": bias, "steps": steps, "documents": len(x)}
+        self.calibration = {**found, "scored by": _scored_by(self.model)}
         return self
 
     def save(self, folder: str | Path) -> None:
@@ -135,6 +150,25 @@ class Calibrated(Presented, pt.Estimator):
         if "window_scores" in (arguments["calibration"] or {"of": ()})["of"]:
             parameters = {"explain": True, **parameters}
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
+
+
+def _scored_by(model: Any) -> Any:
+    """Return what a model's scores depend on besides texts, machine and precision; None if nobody can tell."""
+    is_ours = isinstance(model, Presented) and hasattr(model, "describe")
+    try:
+        # Without `identify` where possible, as that reads all texts of a text loader.
+        description = model.describe() if is_ours else identify(model).description
+    except ValueError:
+        return None
+    return _without(json.loads(json.dumps(description)), ("text_loader", "computed", "vectors", OWN_CODE))
+
+
+def _without(description: Any, names: Container[str]) -> Any:
+    if isinstance(description, list):
+        return [_without(part, names) for part in description]
+    if isinstance(description, dict):
+        return {name: _without(part, names) for name, part in description.items() if name not in names}
+    return description
 
 
 def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:

@@ -80,8 +80,8 @@ def rerank_to_disk(
 
     Raises:
         ValueError: if the folder is of another pipeline or other candidates (the message names the difference); for
-            candidates without queries, results that cannot be written, and models with user code whose class has no
-            `describe` of its own.
+            candidates without queries, results that cannot be written, and models with user code: a class without a
+            `describe` of its own, or a function without a `name`.
         FileExistsError: if the folder holds other files.
         FileNotFoundError: if there are no candidates at the path.
         pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.

@@ -24,6 +24,7 @@ from ..common.frames import (
     check_no_bytes,
     field_names,
     is_blank,
+    labels_of,
     numbers,
     strings,
     with_all_text,
@@ -248,6 +249,7 @@ def add_judged(
     """
     check_columns(results, ("qid", "query", "docno"), "the candidates")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    labels_of(qrels, "qrels")  # refused before texts are loaded
     queries = pd.concat([frame[["qid", "query"]] for frame in (results, topics) if frame is not None])
     queries = queries.assign(qid=as_strings(queries["qid"])).reset_index(drop=True).drop_duplicates("qid")
     judged, retrieved = (

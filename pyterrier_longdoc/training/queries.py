@@ -68,13 +68,13 @@ class TrainedOn:
 def labels_and_counts(
     results: pd.DataFrame, qrels: pd.DataFrame, min_label: float, owner: str
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Join R candidates with their qrels; the last label of a document counts.
+    """Join R candidates with their qrels.
 
     Return `(R,)` labels, NaN where there is none, and the numbers of queries, of all and by reason to leave them out.
     """
     check_columns(qrels, ("qid", "docno", "label"), owner)
     keys = _keys(results)
-    judged = _keys(qrels).assign(label=labels_of(qrels, owner)).drop_duplicates(["qid", "docno"], keep="last")
+    judged = _keys(qrels).assign(label=labels_of(qrels, owner)).drop_duplicates()
     labels = keys.merge(judged, how="left", on=["qid", "docno"])["label"].to_numpy()
     queries, judged_qids = set(keys["qid"]), set(judged["qid"])
     relevant_qids = set(judged["qid"][judged["label"] >= min_label])

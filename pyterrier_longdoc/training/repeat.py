@@ -15,7 +15,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import arguments_of, check_arguments, check_seeds
-from ..common.frames import as_strings, check_columns
+from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import Presented, described
 from ..common.progress import counting
 from ..common.registry import own_code_in
@@ -140,6 +140,8 @@ def k_fold_fit(
     check_arguments("str", choices=(None, NEXT_FOLD), validation=validation)
     run = run.reset_index(drop=True).assign(qid=as_strings(run["qid"]).tolist())
     train_on = run if training_run is None else training_run.assign(qid=as_strings(training_run["qid"]).tolist())
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    labels_of(qrels, "qrels")  # refused before the first fold is trained
     qrels = qrels.assign(qid=as_strings(qrels["qid"]))
     parts = [{str(qid) for qid in fold} for fold in folds]
     qids = dict.fromkeys([*run["qid"], *train_on["qid"]])

@@ -98,6 +98,31 @@ def test_a_measure_under_two_names_is_named_as_by_pyterrier(metrics):
     assert_same({"a": synthetic.run(TOPICS, 1.0, 1)}, TOPICS, QRELS, metrics, baseline=None)
 
 
+def test_values_by_query_lack_only_the_rows_of_pyterrier_without_a_value():
+    systems, judged = {"run": synthetic.run(TOPICS, 1.0, 1)}, QRELS[QRELS["qid"] != "q3"]
+    expected = pt.Experiment(systems, TOPICS, judged, METRICS, perquery=True)
+    assert expected["qid"][expected["value"].isna()].unique().tolist() == ["q3"]
+    keys = ["name", "qid", "measure"]
+    ours, theirs = (
+        frame.sort_values(keys, ignore_index=True)
+        for frame in (Experiment(systems, TOPICS, judged, METRICS).perquery, expected.dropna(subset="value"))
+    )
+    pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({"eval_metrics": ["AP"]}, "has no argument 'eval_metrics': metrics= takes its place"),
+        ({"metrics": ["AP"], "perquery": True}, "'perquery': .perquery of the results takes its place"),
+        ({"metrics": ["AP"], "correction_alpha": 0.01}, "'correction_alpha': alpha= takes its place"),
+    ],
+)
+def test_arguments_of_pyterriers_experiment_are_answered_by_ours(given, ours):
+    with pytest.raises(TypeError, match=re.escape(ours)):
+        Experiment({"run": RUN}, TOPICS, QRELS, **given)
+
+
 def test_labels_and_qids_may_be_of_any_type():
     run = synthetic.run(TOPICS, 1.0, 1)
     expected = Experiment([run], TOPICS, QRELS, METRICS, names=["a"]).table
@@ -274,6 +299,7 @@ BAD = [
     ({"folds": [TOPICS["qid"].tolist()]}, "folds"),
     ({"folds": [*FOLDS, FOLDS[0]]}, "folds"),
     ({"metrics": ["ndcg@ten"]}, "ndcg@ten"),
+    ({"metrics": ["AP", "mrt"]}, "'mrt' is no measure here: give efficiency=True"),
     ({"qrels": QRELS.drop(columns="label")}, "label"),
     ({"qrels": "qrels.txt"}, "qrels"),
     ({"qrels": QRELS.assign(qid="x")}, "qid"),

@@ -10,9 +10,11 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.identity import differences, identify
+from pyterrier_longdoc.common.registry import own_code_in
 from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.data.folder import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
+from pyterrier_longdoc.listwise import CallableBackend, Pointwise, RankGPT
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.repeat import FoldModels
 
@@ -106,6 +108,46 @@ def test_runs_that_depend_on_code_of_ones_own_are_made_anew(kind, tmp_path, cros
     assert name in checks["made anew"]
 
 
+def scorer(sign):
+    def edited(queries, texts):
+        return [sign * float(len(text)) for text in texts]
+
+    return edited
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_runs_of_an_edited_function_that_scores_pairs_are_made_anew(wrapped, tmp_path):
+    texts, values = pt.Transformer.from_df(TEXTS), []
+    for sign in (1, -1):
+        function = pt.apply.doc_score(lambda row, sign=sign: sign * len(row["text"])) if wrapped else scorer(sign)
+        model = ld.MaxP(ld.PairScorer(function), window_size=5, stride=5)
+        found, checks = value_of(tmp_path, texts >> model, ASKED, JUDGED)
+        assert found == map_of(model(TEXTS))
+        values.append(found)
+    assert values[0] != values[1]
+    assert ("ApplyDocumentScoringTransformer" if wrapped else "edited") in checks["made anew"]
+
+
+def test_a_function_that_scores_pairs_vouches_by_its_name(tmp_path):
+    texts = pt.Transformer.from_df(TEXTS)
+    expected = [map_of(ld.MaxP(ld.PairScorer(scorer(sign)), window_size=5, stride=5)(TEXTS)) for sign in (1, -1)]
+    for sign, name, index in ((1, "a", 0), (-1, "a", 0), (-1, "b", 1)):
+        model = ld.MaxP(ld.PairScorer(scorer(sign), name=name), window_size=5, stride=5)
+        assert value_of(tmp_path, texts >> model, ASKED, JUDGED)[0] == expected[index]
+
+
+@pytest.mark.parametrize("cls", [RankGPT, Pointwise])
+def test_a_function_that_takes_the_place_of_a_language_model_is_code_of_ones_own(cls):
+    assert own_code_in(identify(cls(answer)).description) == ["answer"]
+    assert own_code_in(identify(cls(ld.LLMClient(CallableBackend(answer)))).description) == ["answer"]
+    named = CallableBackend(answer, name="version 1")
+    assert (own_code_in(identify(cls(named)).description), identify(cls(named)).unchecked) == ([], [])
+
+
+def answer(messages):
+    return "[1]"
+
+
 def test_a_class_of_ones_own_vouches_for_its_code_by_describe(tmp_path, cross_encoder):
     texts = pt.Transformer.from_df(TEXTS)
     for sign, version, expected in ((1, 1, 1), (-1, 1, 1), (-1, 2, -1)):
@@ -184,6 +226,11 @@ def test_first_stages_and_texts_count(tmp_path, cross_encoder):
         return identify(make("MaxP", cross_encoder, text_loader=FolderDataset(tmp_path))).description
 
     assert differences(over("one"), over("two")) == ["text_loader.content"]
+
+
+def test_a_dataset_as_text_loader_is_compared_by_its_texts_alone(tmp_path):
+    (tmp_path / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}', encoding="utf-8")
+    assert identify(ld.MaxP(ld.PairScorer(scorer(1), name="a"), text_loader=FolderDataset(tmp_path)))[1:] == ([], [])
 
 
 def test_all_columns_of_the_topics_count(tmp_path):

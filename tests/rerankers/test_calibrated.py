@@ -16,6 +16,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import papers_of_pipeline
 from pyterrier_longdoc.common.identity import identify
 
+from ..support import tiny
 from ..support.systems import QRELS, QUIET, make
 
 pytest.importorskip("sklearn")
@@ -39,6 +40,7 @@ def judged(queries=100, depth=20, slope=2.0, bias=-1.0, seed=0, windows=False):
     return pt.model.add_ranks(frame), frame[["qid", "docno"]].assign(label=label)
 
 
+TEXTS = tiny.results()
 SCORES = pt.Transformer.identity()
 """A reranker whose scores are those of the frame."""
 
@@ -54,6 +56,21 @@ def test_known_probabilities_are_found(method, windows):
     if method == "platt":
         np.testing.assert_allclose(model.calibration["weights"], [2, -1] if windows else [2], atol=0.15)
         assert model.calibration["bias"] == pytest.approx(-1, abs=0.4)
+
+
+def test_probabilities_are_those_of_the_optimum_of_platts_likelihood():
+    frame, qrels = judged(windows=True)
+    model = ld.Calibrated(SCORES).fit(frame, qrels)
+    x = np.column_stack([frame["score"], np.log2(frame["window_scores"].map(len)), np.ones(len(frame))])
+    relevant = qrels["label"].to_numpy() > 0
+    ones, zeros = relevant.sum(), (~relevant).sum()
+    targets = np.where(relevant, (ones + 1) / (ones + 2), 1 / (zeros + 2))
+    optimum = np.zeros(3)
+    for _ in range(50):  # Newton's steps
+        p = expit(x @ optimum)
+        optimum += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x, x.T @ (targets - p))
+    assert np.abs(x.T @ (targets - expit(x @ optimum))).max() < 1e-9
+    np.testing.assert_allclose(model(frame)["probability"], expit(x @ optimum), rtol=0, atol=2e-6)
 
 
 def test_separable_scores_stay_finite_by_smoothed_labels():
@@ -107,6 +124,57 @@ def test_an_artifact_is_calibrated_until_another_model_is_saved_there(tmp_path, 
     np.testing.assert_allclose(pt.Artifact.load(str(tmp_path))(results)["probability"], expected, rtol=1e-5)
     make("FirstP").save(tmp_path)
     assert "probability" not in pt.Artifact.load(str(tmp_path))(results)
+
+
+def fitted(name="MaxP", **options):
+    """A calibrated model, and frames to score and to fit it to."""
+    frame = pd.concat([TEXTS.assign(qid=TEXTS["qid"] + str(i)) for i in range(40)])
+    qrels = pd.concat([QRELS.assign(qid=QRELS["qid"] + str(i)) for i in range(40)])
+    return ld.Calibrated(make(name, **options)).fit(frame, qrels), frame, qrels
+
+
+def test_probabilities_of_another_training_are_refused(cross_encoder):
+    model, frame, qrels = fitted(backbone=cross_encoder)
+    model.model.training = ld.TrainingArgs(max_steps=1, learning_rates={"": 1e-2})
+    model.model.fit(frame, qrels)
+    with pytest.raises(ValueError, match=r"changed since fit, in weights.*Call fit\(results, qrels\) again"):
+        model(TEXTS)
+    assert model.fit(frame, qrels)(TEXTS)["probability"].between(0, 1).all()
+
+
+def test_probabilities_of_another_selection_of_windows_are_refused():
+    model, *_ = fitted()
+    model.model.preselect = ld.BM25Windows(1)
+    with pytest.raises(ValueError, match="changed since fit, in preselect"):
+        model(TEXTS)
+
+
+def test_probabilities_of_a_changed_stage_of_a_pipeline_are_refused():
+    model, frame, qrels = fitted()
+    pipeline = ld.Calibrated(0.5 * model.model).fit(frame, qrels)
+    model.model.max_doc_len = 3
+    with pytest.raises(ValueError, match=r"max_doc_len"):
+        pipeline(TEXTS)
+
+
+def test_a_saved_calibration_is_for_the_model_that_it_was_saved_with(tmp_path):
+    model, *_ = fitted()
+    model.save(tmp_path)
+    assert ld.Calibrated.load(tmp_path)(TEXTS)["probability"].tolist() == pytest.approx(
+        model(TEXTS)["probability"].tolist()
+    )
+    with pytest.raises(ValueError, match=r"changed since fit, in .*max_query_len"):
+        ld.Calibrated.load(tmp_path, max_query_len=2)(TEXTS)
+    with pytest.raises(ValueError, match="changed since fit, in"):
+        ld.Calibrated.load(tmp_path, model=make("FirstP"))(TEXTS)
+
+
+def test_precision_and_texts_are_no_part_of_a_calibrated_model():
+    model, *_ = fitted()
+    expected = model(TEXTS)["probability"]
+    model.model.dtype, model.model.batch_size = "bfloat16", 3
+    model.model.text_loader = pt.apply.text(lambda row: "cat")
+    np.testing.assert_allclose(model(TEXTS)["probability"], expected, atol=0.1)
 
 
 def test_pipelines_and_identities(results):

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,6 +17,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.scale.blocks import Candidates
 
 from ..support import memory, own, processes, systems, tiny
@@ -299,6 +301,31 @@ def test_code_of_ones_own_tells_its_version_or_is_refused(kind, cross_encoder, t
         ld.rerank_to_disk(own.vouching(1, 1, cross_encoder), frame, out, shard=shard)
     with pytest.raises(ValueError, match=r"differs in pipeline\.version"):
         ld.rerank_to_disk(own.vouching(-1, 2, cross_encoder), frame, out)
+
+
+def test_a_function_that_scores_pairs_needs_a_name(tmp_path):
+    def edited(queries, texts):
+        return [float(len(text)) for text in texts]
+
+    frame, out = tiny.longer_results(), tmp_path / "out"
+    with pytest.raises(ValueError, match=r"edited: your own code.* PairScorer and CallableBackend vouch by name="):
+        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited), window_size=5, stride=5), frame, out)
+    ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="1"), window_size=5, stride=5), frame, out, shard=(0, 2))
+    with pytest.raises(ValueError, match=r"differs in pipeline\.weights\.name"):
+        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="2"), window_size=5, stride=5), frame, out)
+
+
+def test_a_job_with_a_dataset_as_text_loader_goes_on_without_a_warning(tmp_path):
+    frame = tiny.longer_results()
+    texts = frame.drop_duplicates("docno").assign(text="a cat")[["docno", "text"]]
+    (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, texts.to_dict("records"))), encoding="utf-8")
+    dataset = FolderDataset(tmp_path)
+    model = ld.MaxP(ld.PairScorer(lambda queries, texts: [1.0] * len(texts), name="1"), text_loader=dataset)
+    for shard in ((0, 2), (1, 2)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            ld.rerank_to_disk(model, frame.drop(columns="text"), tmp_path / "out", shard=shard)
+    assert len(ld.merge_run(tmp_path / "out")) == len(frame)
 
 
 def test_files_of_somebody_else_are_left_alone(tmp_path):
