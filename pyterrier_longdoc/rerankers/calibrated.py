@@ -110,15 +110,21 @@ class Calibrated(Presented, pt.Estimator):
         mean, scale = x.mean(0), np.where(np.ptp(x, 0) > 0, x.std(0), np.inf)
         targets = np.where(relevant, (ones + 1) / (ones + 2), 1 / (zeros + 2))
         model = linear.LogisticRegression(C=1e6, tol=1e-8, max_iter=1000)  # all but unregularised
-        twice, weights = np.tile((x - mean) / scale, (2, 1)), np.concatenate([targets, 1 - targets])
-        model.fit(twice, np.repeat([1, 0], len(x)), sample_weight=weights)
+        twice, shares = np.tile((x - mean) / scale, (2, 1)), np.concatenate([targets, 1 - targets])
+        model.fit(twice, np.repeat([1, 0], len(x)), sample_weight=shares)
         slopes = model.coef_[0] / scale
         bias, steps = float(model.intercept_[0] - mean @ slopes), None
         if self.method == "isotonic":
             curve = isotonic.IsotonicRegression().fit(x @ slopes + bias, relevant)
             steps = [curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist()]
-        found = {"of": names, "weights": slopes.tolist(), "bias": bias, "steps": steps, "documents": len(x)}
-        self.calibration = {**found, "scored by": _scored_by(self.model)}
+        self.calibration = {
+            "of": names,
+            "weights": slopes.tolist(),
+            "bias": bias,
+            "steps": steps,
+            "documents": len(x),
+            "scored by": _scored_by(self.model),
+        }
         return self
 
     def save(self, folder: str | Path) -> None:
