@@ -7,6 +7,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Lock
 from typing import Any, TypeVar
 
+from .signals import take_back_signals
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -29,6 +31,7 @@ def in_parallel(
     thread at a time. After the first error, which is raised, and after Ctrl-C no task starts; tasks under way are
     waited for, as their replies are paid for. `stop`, which may end their pauses, is then set.
     """
+    take_back_signals()
     errors: list[BaseException] = []
     lock, stop = Lock(), stop or Event()
 

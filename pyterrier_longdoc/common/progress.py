@@ -9,6 +9,8 @@ from typing import Any
 
 import pyterrier as pt
 
+from .signals import take_back_signals
+
 _OPEN: ContextVar[bool] = ContextVar("open", default=False)
 """Whether a bar is open: the next one is nested in it."""
 
@@ -19,6 +21,7 @@ def work_bar(name: str, unit: str, total: int | None = None, *, shown: bool, don
 
     Without a total, which the bar's `reset` may set later, numbers are abbreviated.
     """
+    take_back_signals()
     options = {"unit_scale": total is None, "leave": not _OPEN.get(), "smoothing": 0}  # the mean rate
     if not shown:  # an explicit `disable=False` would overrule TQDM_DISABLE
         options["disable"] = True

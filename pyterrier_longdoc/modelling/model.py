@@ -20,6 +20,7 @@ from torch import nn
 
 from ..common.coverage import Account, Coverage, Explanation, Reading, Scored, tokens_in
 from ..common.frames import Document, Text, as_document, factorize
+from ..common.signals import take_back_signals
 from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
@@ -281,6 +282,7 @@ class Model(nn.Module):
 
         The bar counts the characters of each block when the caller asks for the next one.
         """
+        take_back_signals()
         if bar is not None:
             bar.reset(total=sum(map(len, texts)))
         characters = self.encoder.block_characters

@@ -25,6 +25,7 @@ from ..common.files import import_extra
 from ..common.identity import Identity, identify
 from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
+from ..common.signals import take_back_signals
 from ..common.warnings import Empties, SeenWarnings, added_up, empties_at_end, first_time, warn, warn_once_of_empty
 from .blocks import BLOCK_ROWS, blocks_of, transformed
 
@@ -76,6 +77,7 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         (`ray.exceptions.RayActorError`).
         """
         actors, (name, place), tasks = self._connected(), self._send(shared), iter(items)
+        take_back_signals()
         ray, under_way = _ray(), {}
         idle: list[Any] = []
         starts = {actor.start.remote(): actor for actor in actors}

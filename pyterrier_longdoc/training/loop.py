@@ -20,6 +20,7 @@ from torch import nn
 
 from ..common.frames import Text
 from ..common.progress import work_bar
+from ..common.signals import take_back_signals
 from .examples import Example, Pick, TrainingSet, draw_epoch, examples_per_epoch, make_examples
 from .losses import LOSSES
 from .model_changes import adapted, dropping, recomputing
@@ -88,6 +89,7 @@ def train(
             if run.rank == 0:
                 step, total, is_done = run.state.step, run.total_steps, run.is_over and run.state.is_reported
                 pt.tqdm.write(f"{'nothing to do' if is_done else 'resuming'} after step {step} of {total}")
+        take_back_signals()
         model.train()
         try:
             run.report(validate)  # of a step that an interruption came after
