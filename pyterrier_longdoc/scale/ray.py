@@ -25,7 +25,7 @@ from ..common.files import import_extra
 from ..common.identity import Identity, identify
 from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
-from ..common.signals import take_back_signals
+from ..common.signals import java_loses_signal, take_back_signals
 from ..common.warnings import Empties, SeenWarnings, added_up, empties_at_end, first_time, warn, warn_once_of_empty
 from .blocks import BLOCK_ROWS, blocks_of, transformed
 
@@ -125,6 +125,13 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         """Return the actors, ready or not yet, and connect to Ray if need be."""
         ray = _ray()
         if not ray.is_initialized():
+            if java_loses_signal():
+                warn(
+                    "ray was imported before Java started, and takes a signal away from Java when it connects, which "
+                    "may end this program at any time: import ray after Java's start, call ray.init() before it, or "
+                    "set RAY_DISABLE_FAILURE_SIGNAL_HANDLER=1 before ray is imported",
+                    UserWarning,
+                )
             # Without an address it finds the cluster of `ray start`; "auto" would also join other programs' clusters.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pyterrier_longdoc.common import signals
 from pyterrier_longdoc.common.parallel import in_parallel
 from pyterrier_longdoc.common.progress import work_bar
 from pyterrier_longdoc.common.signals import take_back_signals
@@ -89,6 +91,13 @@ def test_a_handler_that_is_not_pythons_stays(installed, monkeypatch):
     monkeypatch.setattr("signal.getsignal", dict.fromkeys(ENDS).get)
     take_back_signals()
     assert installed == []
+
+
+def test_what_java_calls_at_its_start_imports_nothing_but_pyterrier():
+    code = ast.parse(Path(signals.__file__).read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(code) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
+    assert modules - sys.stdlib_module_names == {"pyterrier"}
 
 
 # In a process.

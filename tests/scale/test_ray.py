@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import subprocess
+import sys
 import unittest
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,13 +17,14 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.common.identity import identify
+from pyterrier_longdoc.common.signals import JavaBesideRay
 from pyterrier_longdoc.common.warnings import muted
 from pyterrier_longdoc.scale import RayExecutor
 from pyterrier_longdoc.scale import ray as scale_ray
 from pyterrier_longdoc.scale.blocks import blocks_of
 from pyterrier_longdoc.training import fit_seeds, k_fold_fit
 
-from ..support import systems, tiny, workers
+from ..support import systems, terrier, tiny, workers
 from ..support.toy import toy_task
 
 ray = pytest.importorskip("ray")
@@ -291,3 +296,61 @@ def test_workers_compute_with_their_cores(cluster):
     cluster.close()
     with RayExecutor(1, cpus_per_worker=2, gpus_per_worker=0) as wide:
         assert dict(wide.map(workers.threads, None, [("a", 0)])) == {"a": 2}
+
+
+# Beside Java.
+
+AFTER_JAVA = """
+import ctypes, signal
+import pyterrier as pt
+pt.java.init()
+
+def handler():
+    action = ctypes.create_string_buffer(512)
+    ctypes.CDLL(None).sigaction(int(signal.SIGSEGV), None, action)
+    return action.raw[: ctypes.sizeof(ctypes.c_void_p)]
+
+of_java = handler()
+from pyterrier_longdoc.scale import RayExecutor
+with RayExecutor(1, gpus_per_worker=0) as executor:
+    print(list(executor.map(max, 3, [(0, 4)])), handler() == of_java)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="compares handlers of signals")
+def test_ray_leaves_java_its_signal(terrier_home, tmp_path):
+    environment = terrier.environment(terrier_home)
+    del environment["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"]
+    root = Path(__file__).parents[2]
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(root)])
+    terrier.declare_entry_points(tmp_path)
+    command = [sys.executable, "-c", AFTER_JAVA]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split("\n")[-2] == "[(0, 4)] True", done.stderr
+
+
+@pytest.fixture
+def ray_before_java(monkeypatch):
+    """As in a program that imports Ray and then starts Java."""
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", raising=False)
+    JavaBesideRay().pre_init(None)
+    monkeypatch.setattr("pyterrier.java.started", lambda: True)
+
+
+@pytest.mark.parametrize("executor", ["here"], indirect=True)
+def test_ray_that_was_imported_before_java_says_what_to_change(executor, ray_before_java):
+    scale_ray._ray().shutdown()
+    with pytest.warns(UserWarning, match="import ray after Java's start"):
+        assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
+
+
+@pytest.mark.parametrize("executor", ["here"], indirect=True)
+@pytest.mark.parametrize("switch", ["1", "true"])
+def test_ray_that_was_told_of_java_says_nothing(executor, ray_before_java, switch, monkeypatch):
+    monkeypatch.setenv("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", switch)
+    scale_ray._ray().shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
