@@ -25,14 +25,15 @@ _RAY_SWITCH = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 class JavaBesideRay(pt.java.JavaInitializer):
     """What PyTerrier calls before it starts Java: Ray, which may connect later, then leaves SIGSEGV to Java.
 
-    Java uses this signal for its own work. Ray replaces the handler by its own, and by that of `faulthandler` if this is
-    not on yet.
+    Java uses this signal for its own work. Ray replaces the handler by its own, and by that of `faulthandler` if this
+    is not on yet.
     """
 
     def pre_init(self, jnius_config: Any) -> None:
         """Do what Ray would do after Java's start."""
-        with suppress(AttributeError, OSError, RuntimeError):  # there is no stderr, or it is no file
-            faulthandler.is_enabled() or faulthandler.enable(sys.__stderr__)
+        if not faulthandler.is_enabled():
+            with suppress(AttributeError, OSError, RuntimeError):  # without a file as stderr Ray's call fails, too
+                faulthandler.enable(all_threads=False)
         if "ray" not in sys.modules:  # else it is too late, which `java_loses_signal` must see
             os.environ.setdefault(_RAY_SWITCH, "1")
 
