@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 class EmbeddingCache:
     """Remembers embeddings, or the states or ids of all tokens of a text, within a bound; a copy starts empty.
 
-    An entry counts `entry_bytes` besides its array, which matters where arrays are small.
+    Several threads may use it. An entry counts `entry_bytes` besides its array, which matters where arrays are small.
     """
 
     def __init__(self, max_bytes: int = CACHED_BYTES, entry_bytes: int = 0) -> None:
@@ -30,6 +31,7 @@ class EmbeddingCache:
         self.entry_bytes = entry_bytes
         self._vectors: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._bytes = 0
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EmbeddingCache, (self.max_bytes, self.entry_bytes)
@@ -39,25 +41,28 @@ class EmbeddingCache:
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """Return the `(H,)` embedding or `(T, H)` states of this key, if they are still in memory."""
-        vector = self._vectors.get(key)
-        if vector is not None:
-            self._vectors.move_to_end(key)
-        return vector
+        with self._lock:
+            vector = self._vectors.get(key)
+            if vector is not None:
+                self._vectors.move_to_end(key)
+            return vector
 
     def clear(self) -> None:
         """Forget everything."""
-        self._vectors.clear()
-        self._bytes = 0
+        with self._lock:
+            self._vectors.clear()
+            self._bytes = 0
 
     def put(self, key: Hashable, vector: np.ndarray) -> None:
         """Remember an `(H,)` embedding or `(T, H)` states, unless it alone exceeds the bound."""
-        if key not in self._vectors and self._size(vector) <= self.max_bytes:
-            # A row of a batch would keep the whole batch alive.
-            self._vectors[key] = vector.copy()
-            self._bytes += self._size(vector)
-        while self._bytes > self.max_bytes:
-            _, oldest = self._vectors.popitem(last=False)
-            self._bytes -= self._size(oldest)
+        with self._lock:
+            if key not in self._vectors and self._size(vector) <= self.max_bytes:
+                # A row of a batch would keep the whole batch alive.
+                self._vectors[key] = vector.copy()
+                self._bytes += self._size(vector)
+            while self._bytes > self.max_bytes:
+                _, oldest = self._vectors.popitem(last=False)
+                self._bytes -= self._size(oldest)
 
     def through(self, setting: Hashable, sequences: Sequence[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
         """Return the arrays of distinct token sequences and a setting; `make` makes those not in memory."""

@@ -134,7 +134,7 @@ class ExternalEncoder(nn.Module):
 
     def refresh(self) -> None:
         """Forget, at the start of a run, the scores of an earlier one: they may have changed."""
-        self._scores.clear()
+        self._scores = {}  # a run in another thread keeps its own
 
     def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
         """Return the identity for a last layer: a window's vector is its score."""
@@ -148,8 +148,8 @@ class ExternalEncoder(nn.Module):
         windows = [list(map(text.input_text, spans)) for text, spans in zip(pairs.texts, pairs.spans, strict=True)]
         numbers = list(zip(pairs.query, pairs.document, strict=True))
         questions = [(pairs.query_texts[query], window) for query, document in numbers for window in windows[document]]
-        keys = [_key(*pair) for pair in questions]
-        new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in self._scores}
+        keys, known = [_key(*pair) for pair in questions], self._scores
+        new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in known}
         if new_questions:
             queries, texts = zip(*new_questions.values(), strict=True)
             size = min(self.settings.batch_size, self.limits.batch_size or self.settings.batch_size)
@@ -158,8 +158,8 @@ class ExternalEncoder(nn.Module):
                 scores = self.scorer.score(queries, texts, size)
             if coverage is not None:
                 coverage.windows_cut += scores.cut
-            self._scores |= zip(new_questions, scores.values.tolist(), strict=True)
-        values = torch.tensor([self._scores[key] for key in keys], dtype=torch.float64)
+            known |= zip(new_questions, scores.values.tolist(), strict=True)
+        values = torch.tensor([known[key] for key in keys], dtype=torch.float64)
         return to_dense(values.unsqueeze(1), pairs.counts)
 
 

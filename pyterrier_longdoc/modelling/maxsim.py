@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
@@ -37,6 +38,11 @@ from .tokens import Span
 from .weights import fingerprint
 
 
+STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
+"""Keeps the vectors of windows of the run in this thread on disk in fp16, and rounds new ones, so that it makes no
+difference which were stored before; None keeps them in memory alone, in fp32."""
+
+
 def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> Backbone:
     """Load a late-interaction checkpoint, or an encoder with a projection that is random by seed."""
     name = reachable(encoder_folder(name))
@@ -50,18 +56,12 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
 
 
 class MaxSimEncoder(SeparateEncoder):
-    """Encodes queries and windows separately, and finds each query token's maximum in every window.
-
-    Attributes:
-        store: keeps the vectors of windows on disk in fp16, and rounds new ones, so that it makes no difference which
-            were stored before; None keeps them in memory alone, in fp32.
-    """
+    """Encodes queries and windows separately, and finds each query token's maximum in every window."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.vectors_of = TokenVectors(**(backbone.options.vectors or {}))
         self.names = backbone.tokenizer.convert_ids_to_tokens
         super().__init__(backbone)
-        self.store: ArrayStore | None = None
 
     @property
     def projection(self) -> nn.Module:
@@ -101,7 +101,7 @@ class MaxSimEncoder(SeparateEncoder):
             yield form.vectors.finish(self.projection(state).float())
 
     def remembered(self, key: Any, sequences: list[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
-        store = self.store
+        store = STORE.get()
         if store is None or self.training or key[0].vectors.side == "query":
             return super().remembered(key, sequences, make)
         if not self.fingerprint:

@@ -537,6 +537,8 @@ class Model(nn.Module):
 
     def fingerprint(self, *, contents: bool = True) -> str:
         """Return the weights' fingerprint, renewed when they have changed; for `contents` see `WeightsWatch`."""
-        if self._watch.changed(self, contents=contents) or not self._fingerprint:
+        if self._watch.changed(self, contents=contents):
+            self._fingerprint = ""  # at once: the next look, perhaps of another thread, sees no change
+        if not self._fingerprint:
             self._fingerprint = fingerprint(self.state_dict())
         return self._fingerprint

@@ -161,7 +161,8 @@ def _openvino(model: _ByPosition, example: Inputs, dtype: torch.dtype) -> Form:
     precision = "bf16" if dtype == torch.bfloat16 else "f32"
     settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.compile_model(converted, "CPU", settings)
-    return lambda inputs: torch.from_numpy(compiled([value.numpy() for value in inputs.values()])[0])
+    # A request of its own for each pass: two threads cannot use one at the same time.
+    return lambda inputs: torch.from_numpy(compiled.infer_new_request([v.numpy() for v in inputs.values()])[0])
 
 
 class _ByPosition(nn.Module):

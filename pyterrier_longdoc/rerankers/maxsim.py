@@ -15,7 +15,7 @@ from ..common.store import ArrayStore
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.inputs import Settings
-from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
+from ..modelling.maxsim import STORE, MaxSimEncoder, load_token_backbone
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
 from ..training import TrainingArgs
@@ -105,13 +105,12 @@ class MaxSim(SeparateReranker):
 
     def score(self, queries: Sequence[str], texts: Sequence[Any], bar: Any = None) -> Scored:
         """See the base class; vectors in the `vector_cache` are read from it, but not by the validation of `fit`."""
-        encoder: Any = self.model.encoder
-        stores = self.vector_cache is not None and not self._validating
-        encoder.store = ArrayStore(self.vector_cache, self.vector_cache_bytes) if stores else None  # type: ignore[arg-type]
+        file = None if self._validating else self.vector_cache
+        token = STORE.set(None if file is None else ArrayStore(file, self.vector_cache_bytes))
         try:
             return super().score(queries, texts, bar)
         finally:
-            encoder.store = None  # whoever uses the model without this class has exact vectors
+            STORE.reset(token)  # whoever uses the model without this class has exact vectors
 
     def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
         """See the base class; with the place of each query token's maximum."""

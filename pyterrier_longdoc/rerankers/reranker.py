@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from threading import RLock
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -78,6 +79,10 @@ POOLINGS = ("cls", "mean", "last")
 
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 """Arguments that `windows=` replaces."""
+
+# One lock for all models: a lock of each could not be pickled, and random weights come from torch's global generator.
+# It is re-entrant for the models of selectors.
+_SETTING_UP = RLock()
 
 _INTERNAL = (
     "cited", "documents", "encoder_class", "is_external", "load_backbone", "settings", "to_cpu", "warn_of_cuts",
@@ -279,12 +284,13 @@ class Reranker(Presented, pt.Transformer):
             value = getattr(self, f.name)
             # A copy of lists and arrays, because these may change in place.
             arguments.append(tuple(value) if isinstance(value, list | np.ndarray) else value)
-        if self._model is None or self._model_arguments != arguments:
-            self._model_arguments = None  # a failure below may come after changes to the model
-            self.check()
-            self._model = self._set_up(self._model)
-            self._model_arguments = arguments
-        return self._model
+        with _SETTING_UP:
+            if self._model is None or self._model_arguments != arguments:
+                self._model_arguments = None  # a failure below may come after changes to the model
+                self.check()
+                self._model = self._set_up(self._model)
+                self._model_arguments = arguments
+            return self._model
 
     def to_cpu(self) -> None:
         """Move the weights to the CPU's memory until the model is used again."""
@@ -355,16 +361,16 @@ class Reranker(Presented, pt.Transformer):
                 scored = self.score(queries, texts, bar)
         else:
             scored = self.score(queries, texts)
-        self.coverage = scored.coverage
-        if self.coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
+        self.coverage = coverage = scored.coverage  # another thread may change the attribute
+        if coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
             message = (
                 f"{type(self).__name__} computes in bfloat16, in which this device is fastest: scores differ from "
                 f"those in float32 in the third digit. dtype='float32' avoids this, dtype='bfloat16' this warning."
             )
             self._warn_once(message, PrecisionWarning)
-        if self.coverage.cut or self.coverage.windows_cut:
-            self.warn_of_cuts(self.coverage)
-        warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
+        if coverage.cut or coverage.windows_cut:
+            self.warn_of_cuts(coverage)
+        warn_of_empty(self, coverage, inp, map(is_blank, texts))
         columns = self._explanation_columns(scored.explanations) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
 

@@ -7,6 +7,7 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BartConfig, BertConfig
 
+from pyterrier_longdoc.modelling.backbones.architectures import BigBirdRules
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
@@ -22,6 +24,7 @@ from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import scorers, tiny
 from ..support.systems import QUIET, make, scores, slow_but
+from ..support.threads import meanwhile
 
 pytestmark = QUIET
 
@@ -239,6 +242,22 @@ def test_parameters_are_as_many_as_in_the_papers(classifier):
 def minilm(layers):
     """The configuration of cross-encoder/ms-marco-MiniLM-L2/4/6-v2."""
     return BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=layers).to_dict()
+
+
+def test_a_pass_of_bigbird_in_another_thread_waits_for_this_one():
+    kinds: list[str] = []
+    model = SimpleNamespace(device=torch.device("cpu"), set_attention_type=kinds.append)
+    rules = BigBirdRules(block=4, random_blocks=1, sparse=True)
+
+    def short_pass():
+        with rules.pass_context(model, 5):
+            pass
+
+    with rules.pass_context(model, 100):
+        other = meanwhile(short_pass)
+        assert kinds == ["block_sparse"]
+    other.join()
+    assert kinds == ["block_sparse", "original_full"]
 
 
 def test_models_of_several_checkpoints_have_as_many_too():

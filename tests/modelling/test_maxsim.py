@@ -14,11 +14,13 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.store import ArrayStore
+from pyterrier_longdoc.modelling.model import Model
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
 from ..benchmarks import late_interaction_checkpoints as script
 from ..support import tiny
 from ..support.systems import QRELS, QUIET, scores
+from ..support.threads import Interleaved
 from ..support.tiny import LONG, frame
 
 pytestmark = QUIET
@@ -374,6 +376,16 @@ def test_vectors_on_disk_are_of_these_weights_and_settings(tmp_path, encoded):
     assert len(ArrayStore(tmp_path / "vectors", 10**9)) == 3 * stored
 
 
+def test_two_threads_with_one_file_have_the_scores_of_one(tmp_path, monkeypatch):
+    rows, shared = frame(QUERIES, [LONG, "a dog"]), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
+    alone = scores(ld.MaxSim(PLAIN, vector_cache=tmp_path / "alone"), rows)
+    assert np.abs(alone - scores(ld.MaxSim(PLAIN), rows)).max() > 1e-5  # rounded vectors make a difference
+    forget_embeddings()
+    threads = Interleaved().before(monkeypatch, Model, "encode")
+    for found in threads.run(lambda: scores(shared, rows), lambda: scores(shared, rows)):
+        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-6)
+
+
 def test_the_store_keeps_its_bound_and_drops_the_oldest(tmp_path):
     store = ArrayStore(tmp_path / "vectors", 3000)
     made = []
@@ -690,9 +702,12 @@ def test_one_task_may_be_a_word():
 
 
 def test_the_file_is_for_scores_of_this_class_alone(tmp_path):
+    rows = frame(QUERIES, [LONG])
     model = ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
-    model(frame(QUERIES, [LONG]))
-    assert model.model.encoder.store is None
+    rounded = scores(model, rows)
+    exact = model.model.score(rows["query"].tolist(), rows["text"].tolist()).scores
+    np.testing.assert_allclose(exact, scores(ld.MaxSim(PLAIN), rows), **CLOSE)
+    assert np.abs(exact - rounded).max() > 1e-5
     with pytest.raises(ValueError, match="vector_cache=5"):
         ld.MaxSim(PLAIN, vector_cache=5)
 

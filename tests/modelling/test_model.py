@@ -24,6 +24,7 @@ from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows, Sl
 from ..support import tiny
 from ..support.scorers import Passes, explained, scorer_of
 from ..support.systems import slow_but
+from ..support.threads import Interleaved
 
 SLIDING = SlidingWindows(20, 10)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -69,6 +70,17 @@ def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypa
     monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
     with pytest.raises(ValueError, match=r"head 'maxp' gave scores of the shape \(2, \d\) for 2 documents.*\(B,\)"):
         scorer(QUERIES[:2], TEXTS[:2])
+
+
+def test_no_thread_has_the_fingerprint_of_weights_that_are_no_more(roberta, monkeypatch):
+    scorer = make(roberta)
+    old = scorer.fingerprint()
+    with torch.no_grad():
+        scorer.head.final.bias.add_(1)
+    threads = Interleaved().before(monkeypatch, model_module, "fingerprint")
+    found = threads.run(scorer.fingerprint, scorer.fingerprint)
+    assert old not in found
+    assert len(set(found)) == 1
 
 
 def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):

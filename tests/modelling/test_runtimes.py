@@ -6,6 +6,7 @@ import copy
 import itertools
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -64,6 +65,16 @@ def test_openvino_has_torchs_scores_whatever_the_batch(case, tmp_path, results):
     assert len(set(np.round(expected, 4))) > 3
     model.batch_size = 1
     np.testing.assert_allclose(scores(model, results[::-1]), expected[::-1], **CLOSE)
+
+
+@pytest.mark.slow
+def test_openvino_serves_several_threads(cross_encoder, results):
+    pytest.importorskip("openvino")
+    model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
+    expected = scores(model, results)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: scores(model, results), range(24)):
+            np.testing.assert_allclose(found, expected, **CLOSE)
 
 
 @pytest.mark.slow

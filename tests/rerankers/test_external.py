@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling.heads.base import Head
 
 from ..support import tiny
 from ..support.served import LONGEST, logits
 from ..support.systems import QRELS, QUIET, make, scores
+from ..support.threads import Interleaved
 
 pytestmark = QUIET
 
@@ -91,6 +93,22 @@ def test_each_pair_is_asked_for_once_in_batches(results):
     assert max(spy.sizes) == 4
     pairs = zip(results["query"], results["text"].fillna(""), strict=True)
     assert set(spy.asked) == {(query, window) for query, text in pairs for window in windows_of(text)}
+
+
+def test_a_run_in_another_thread_leaves_the_scores_of_this_one(monkeypatch):
+    monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
+    start = "a b c d e f g h i j"
+    rows = tiny.frame(["old dog"], [f"{start} old dog", f"{start} k"])  # of the second its first window is known
+    threads = Interleaved()
+
+    def scorer(queries, texts):
+        if texts == ["f g h i j k"]:
+            threads.stop()
+        return overlap(queries, texts)
+
+    model = ld.MaxP(ld.PairScorer(scorer), **WORDS)
+    found, _ = threads.run(lambda: scores(model, rows), lambda: model(tiny.frame(["old dog"], ["snow"])))
+    assert found.tolist() == scores(ld.MaxP(ld.PairScorer(overlap), **WORDS), rows).tolist()
 
 
 def test_a_transformer_scores_rows_of_its_own(results):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import html
 import pickle
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -33,6 +36,7 @@ from ..support.systems import (
     slow_but,
     told_of,
 )
+from ..support.threads import BLOCKED, Interleaved
 
 pytestmark = QUIET
 
@@ -65,6 +69,37 @@ def test_rows_columns_index_and_dtypes(loaded, results):
     pd.testing.assert_frame_equal(out[given], frame[given])
     assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
     assert np.isfinite(out["score"]).all()
+
+
+def test_two_threads_load_a_model_once(results):
+    together, loads = threading.Barrier(2), []
+
+    class Slow(ld.MaxP):
+        def load_backbone(self):
+            loads.append(threading.get_ident())
+            with suppress(threading.BrokenBarrierError):
+                together.wait(BLOCKED)  # for another thread that loads, too
+            return super().load_backbone()
+
+    model = Slow(tiny.encoder(), window_size=20, stride=10)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: scores(model, results), range(2)))
+    assert len(loads) == 1
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_two_threads_count_rows_without_text_each_by_itself(cross_encoder):
+    threads = Interleaved()
+
+    class Stopping(ld.FirstP):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "coverage" and value is not None:
+                threads.stop()
+
+    model = Stopping(cross_encoder)
+    threads.run(lambda: model(tiny.frame(["a cat"], [""] * 3)), lambda: model(tiny.frame(["a cat"], ["snow", ""])))
+    assert (model.coverage.rows, model.coverage.rows_without_text) == (2, 1)
 
 
 def test_a_row_has_one_score(loaded):

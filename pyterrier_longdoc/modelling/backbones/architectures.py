@@ -29,8 +29,8 @@ POSITIONS_FROM_IDS = {
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
 
-_NUMPY_STATE = threading.Lock()
-"""Held while the state of numpy's global generator is saved and restored."""
+_PASS = threading.Lock()
+"""Held by one thread during a pass of BigBird, which sets the model's attention and numpy's global generator."""
 
 GLOBAL_ATTENTION = ("query", "query_only", "cls", "sentences")
 
@@ -148,18 +148,19 @@ class BigBirdRules(InputRules):
     @contextmanager
     def pass_context(self, model: Any, length: int) -> Iterator[None]:
         sparse = self.is_sparse(length)
-        model.set_attention_type("block_sparse" if sparse else "original_full")
-        # The model seeds numpy's global generator, in transformers 4 outside training, too.
-        if not sparse:
-            yield
-            return
-        # The block-sparse code of transformers 5 fails in mixed precision.
-        with _NUMPY_STATE, torch.autocast(model.device.type, enabled=False):
-            state = np.random.get_state()  # noqa: NPY002
-            try:
+        with _PASS:
+            model.set_attention_type("block_sparse" if sparse else "original_full")
+            # The model seeds numpy's global generator, in transformers 4 outside training, too.
+            if not sparse:
                 yield
-            finally:
-                np.random.set_state(state)  # noqa: NPY002
+                return
+            # The block-sparse code of transformers 5 fails in mixed precision.
+            with torch.autocast(model.device.type, enabled=False):
+                state = np.random.get_state()  # noqa: NPY002
+                try:
+                    yield
+                finally:
+                    np.random.set_state(state)  # noqa: NPY002
 
 
 _OWNERS = {"global_attention": "longformer", "attention_window": "longformer", "attention_type": "big_bird"}
