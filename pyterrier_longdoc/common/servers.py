@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,13 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 """Servers' errors for an input that is too long, but not for a `max_tokens` or a batch that is too large."""
+
+_SECRET = re.compile(
+    r"(?:api|access|private|subscription|functions?)key|^key$|secret|passw(?:or)?d|passphrase|^(?:pass|pwd)$|credential|"
+    r"authorization|auth$|bearer|cookie|(?:^|access|api|auth|hf|id|refresh|security|session)token$"
+)
+_HOLDERS = re.compile(r"headers$|^extraquery$")
+"""Names of parameters that are secret, and of those that hold some; letters and digits alone, in lower case."""
 
 
 class BackendError(RuntimeError):
@@ -72,9 +79,32 @@ def llm_library(name: str) -> Any:
 
 
 def check_address(name: str, address: Any) -> None:
-    """Raise ValueError, naming the argument, if it is no address of a server."""
-    if urlsplit(str(address)).scheme not in ("http", "https"):
-        raise ValueError(f"{name}={address!r} must begin with http:// or https://")
+    """Raise ValueError, naming the argument, if it is no address of a server, or one that may hold a secret."""
+    parts = urlsplit(str(address))
+    if "@" in (parts.netloc or str(address)) or parts.query or parts.fragment:
+        # Addresses are shown and stored, so they must hold no secret: the message does not repeat it either.
+        raise ValueError(f"{name} must hold neither user, query nor fragment: put the key into key_variable's variable")
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"{name}={address!r} must begin with http:// or https:// and the server's name")
+
+
+def check_parameters(parameters: Mapping[str, Any], *reserved: str, cure: str) -> None:
+    """Raise ValueError for parameters of a request that are `reserved`, or at any depth secret: they are shown."""
+    names = {*(name for name in reserved if name in parameters), *_secrets_in(parameters)}
+    if names:
+        raise ValueError(f"parameters must not have {', '.join(sorted(names))}, as they are shown and stored: {cure}")
+
+
+def _secrets_in(value: Any) -> Iterator[str]:
+    """Yield the names of fields that are, or hold, secrets; a field of fields, as in a JSON schema, is none itself."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            letters = re.sub(r"[^a-z0-9]", "", str(name).lower())
+            is_secret = _SECRET.search(letters) and not isinstance(inner, Mapping)
+            yield from [str(name)] if is_secret or _HOLDERS.search(letters) else _secrets_in(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for inner in value:
+            yield from _secrets_in(inner)
 
 
 def key_in(variable: str, model: str) -> str:
@@ -95,7 +125,7 @@ def words_of(response: Any) -> str:
     """Return the server's message in an HTTP response with an error."""
     try:
         return message_in(json.loads(response.text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return " ".join(response.text.split()) or "without a word"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -35,6 +35,7 @@ class Store:
     """
 
     table: ClassVar[str] = "store"
+    columns: ClassVar[str] = "key, value"
     schema: ClassVar[tuple[str, ...]] = (_SCHEMA,)
 
     def __init__(self, path: str | Path) -> None:
@@ -46,15 +47,17 @@ class Store:
     def __len__(self) -> int:
         return sum(count for (count,) in self._select(f"SELECT count(*) FROM {self.table}"))
 
-    def get_many(self, keys: Iterable[Key]) -> dict[Key, Any]:
-        """Return the stored values among these keys."""
-        return {key: json.loads(value) for key, value in self._rows(list(keys))}
+    def get_many(self, keys: Iterable[Key], read: Callable[[Any], Any] = lambda value: value) -> dict[Key, Any]:
+        """Return the stored values among these keys, as `read` makes them; an error of `read` means a damaged value."""
+        rows = list(self._rows(list(keys)))
+        with self._undamaged():
+            return {key: read(json.loads(value)) for key, value in rows}
 
-    def _rows(self, keys: Sequence[Key]) -> Iterator[tuple[Any, Any]]:
+    def _rows(self, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(keys), _LOOKUP):
             batch = keys[start : start + _LOOKUP]
             marks = ",".join("?" * len(batch))
-            yield from self._select(f"SELECT key, value FROM {self.table} WHERE key IN ({marks})", batch)
+            yield from self._select(f"SELECT {self.columns} FROM {self.table} WHERE key IN ({marks})", batch)
 
     def put_many(self, items: Mapping[Key, Any]) -> None:
         """Store JSON-able values; after an interruption all of them or none."""
@@ -62,15 +65,27 @@ class Store:
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO store VALUES (?, ?)", rows)
 
-    def values(self) -> Iterator[Any]:
-        """Yield all values."""
-        return (json.loads(value) for (value,) in self._select("SELECT value FROM store"))
+    def values(self, read: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
+        """Yield all values, see `get_many`."""
+        for (value,) in self._select("SELECT value FROM store"):
+            with self._undamaged():
+                made = read(json.loads(value))
+            yield made
 
     def _select(self, query: str, keys: Sequence[Key] = ()) -> list[Any]:
         if not self.path.exists():
             return []
         with self._connected() as connection:
             return connection.execute(query, keys).fetchall()
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        try:
+            yield
+        except (LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"cache {str(self.path)!r} is damaged: delete it, and the same call makes its values anew ({error!r})"
+            ) from error
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -97,6 +112,7 @@ class ArrayStore(Store):
     """
 
     table = "arrays"
+    columns = "key, value, size"
     schema = (
         "CREATE TABLE IF NOT EXISTS arrays (number INTEGER PRIMARY KEY, key BLOB UNIQUE, size INTEGER, value BLOB)",
         "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # without it sizes are read with the arrays
@@ -111,7 +127,9 @@ class ArrayStore(Store):
     ) -> list[np.ndarray]:
         """Return the fp16 arrays of distinct token sequences and a setting; `make` makes those not in the file."""
         keys = [blake2b(setting + sequence.tobytes(), digest_size=16).digest() for sequence in sequences]
-        arrays = {key: np.frombuffer(value, np.float16).reshape(-1, width) for key, value in self._rows(keys)}
+        rows = list(self._rows(keys))
+        with self._undamaged():
+            arrays = {key: np.frombuffer(value, np.float16, size // 2).reshape(-1, width) for key, value, size in rows}
         missing = [i for i, key in enumerate(keys) if key not in arrays]
         if missing:
             made = make([sequences[i] for i in missing])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..common.arguments import argument, validate
+from ..common.arguments import argument, check_type, validate
 from ..common.files import folder_digest
 from ..common.servers import (
     BackendError,
     ContextOverflowError,
     MalformedReplyError,
+    check_parameters,
     is_too_long,
     key_in,
     llm_library,
@@ -134,10 +137,7 @@ class OpenAIBackend:
 
     def __post_init__(self) -> None:
         validate(self)
-        # Parameters are shown, stored and compared.
-        with_keys = {"extra_headers", "extra_query", "api_key", "messages", "model", "stream"} & set(self.parameters)
-        if with_keys:
-            raise ValueError(f"parameters must not have {', '.join(sorted(with_keys))}: keys belong into client=")
+        check_parameters(self.parameters, "messages", "model", "stream", cure="keys belong into client=")
         self._connection: Any = None
 
     def __repr__(self) -> str:
@@ -195,7 +195,7 @@ class OpenAIBackend:
         raw = completions.create(model=self.model, messages=list(messages), **parameters)
         try:
             return _reply_of(raw.parse())
-        except (ValueError, AttributeError, IndexError, TypeError):
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
             message = f"no answer of OpenAI's API at {without_secrets(client.base_url)}: {words_of(raw.http_response)}"
         raise MalformedReplyError(public(f"{self.model}: {message}", client.api_key))
 
@@ -204,11 +204,16 @@ def _reply_of(answer: Any) -> Reply:
     """Return the reply in an answer of OpenAI's API."""
     choice, usage = answer.choices[0], answer.usage
     text = choice.message.content or getattr(choice.message, "refusal", None) or ""
+    check_type(str, "a text", content=text)
     positions = getattr(getattr(choice, "logprobs", None), "content", None)
     # Of several tokens with one text the first, the likeliest, counts.
-    logprobs = {each.token: each.logprob for each in reversed(positions[0].top_logprobs)} if positions else None
-    tokens = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-    return Reply(text, *tokens, logprobs=logprobs)
+    logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
+    if logprobs and not all(value < math.inf for value in logprobs.values()):
+        raise ValueError("log-probabilities must be numbers")
+    tokens = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    # What is no number of tokens is counted here instead.
+    counts = (number if isinstance(number, int) and 0 <= number <= sys.maxsize else None for number in tokens)
+    return Reply(text, *counts, logprobs=logprobs)
 
 
 @dataclass(eq=False, repr=False)

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +78,11 @@ class LLMClient:
         tokenizer: Any = None,
         replay_only: bool = False,
     ) -> None:
+        if isinstance(llm, str):
+            raise ValueError(
+                f"llm={llm!r} is a model's name: give ld.OpenAIBackend({llm!r}) for a model behind a server, or "
+                f"ld.HuggingFaceBackend({llm!r}) for one in this process"
+            )
         check_type(Callable, "a backend, an LLMClient, or a function from messages to text", llm=llm)
         is_backend = hasattr(llm, "model") and hasattr(llm, "settings")
         self.backend: Backend = llm if is_backend else CallableBackend(llm)
@@ -89,7 +94,7 @@ class LLMClient:
         self.cache = None if cache is None else Store(cache)
         self.ledger = Ledger(prices, max_cost)
         if self.cache is not None and max_cost is not None:
-            replies = (reply for reply in self.cache.values() if reply["model"] == self.backend.model)
+            replies = (reply for reply in self.cache.values(_entry) if reply["model"] == self.backend.model)
             costs = (self.ledger.cost_of(reply["input_tokens"], reply["output_tokens"]) for reply in replies)
             self.ledger.earlier_cost = sum(costs)
         self.tokens = Tokens(tokenizer)
@@ -137,7 +142,7 @@ class LLMClient:
         key = reply_key(self.backend.model, settings, messages)
         # With a cache, the same prompt of two queries at the same time is paid for once.
         with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
-            entry = None if self.cache is None else self.cache.get_many([key]).get(key)
+            entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
             replayed = entry is not None
             if entry is None:
                 if self.replay_only:
@@ -166,6 +171,12 @@ class LLMClient:
         tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
         reply = replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
         return {"model": self.backend.model, "estimated": estimated, **asdict(reply)}
+
+
+def _entry(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of the cache with all its fields; LookupError if one is missing."""
+    names = ("model", "estimated", *(f.name for f in fields(Reply)))
+    return {name: stored[name] for name in names}
 
 
 class AsksLLM:

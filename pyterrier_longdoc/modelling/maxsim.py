@@ -37,7 +37,6 @@ from .token_vectors import TokenVectors
 from .tokens import Span
 from .weights import fingerprint
 
-
 STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
 """Keeps the vectors of windows of the run in this thread on disk in fp16, and rounds new ones, so that it makes no
 difference which were stored before; None keeps them in memory alone, in fp32."""

@@ -41,14 +41,14 @@ def score_with_cache(
         bar: see `Model.score`.
     """
     store, keys = Store(path), keys_of_pairs(identity, queries, texts)
-    entries = store.get_many(dict.fromkeys(keys))
+    entries: dict[Key, tuple[float, Reading]] = store.get_many(dict.fromkeys(keys), _read)
     new = [row for row, key in enumerate(keys) if key not in entries]
 
     def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
         if np.isfinite(scores).all():  # else the run ends with an error
-            pairs = zip(rows, scores.tolist(), readings, strict=True)
-            block: dict[Key, Any] = {keys[new[group[0]]]: _stored(score, reading) for group, score, reading in pairs}
-            store.put_many(block)
+            places = [keys[new[group[0]]] for group in rows]
+            block: dict[Key, Any] = dict(zip(places, zip(scores.tolist(), readings, strict=True), strict=True))
+            store.put_many({key: _stored(*entry) for key, entry in block.items()})
             entries.update(block)
 
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
@@ -56,7 +56,7 @@ def score_with_cache(
     coverage = account.coverage
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
     coverage.windows_cut = fresh.windows_cut
-    account.add(queries, texts, [Reading(*entries[key][1:]) for key in keys])
+    account.add(queries, texts, [entries[key][1] for key in keys])
     scored = Scored(len(keys), coverage)
     scored.scores[:] = [entries[key][0] for key in keys]
     return scored.checked()
@@ -67,6 +67,12 @@ def _stored(score: float, reading: Reading) -> list[Any]:
     counts = [reading.tokens, reading.tokens_read, reading.windows, reading.query_tokens, reading.query_tokens_read]
     cut = [reading.query_cut_by, reading.cut] if reading.query_cut_by or reading.cut else []
     return [score, *counts, *cut]
+
+
+def _read(entry: list[Any]) -> tuple[float, Reading]:
+    """Return what `_stored` has stored."""
+    score, *reading = entry
+    return float(score), Reading(*reading)
 
 
 def keys_of_pairs(identity: dict[str, Any], queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:

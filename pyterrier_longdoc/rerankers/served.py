@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -10,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 import requests
@@ -25,6 +25,7 @@ from ..common.servers import (
     MalformedReplyError,
     OutageError,
     check_address,
+    check_parameters,
     is_too_long,
     key_in,
     message_in,
@@ -113,7 +114,8 @@ class ScoreServer(ExternalScorer):
             Embeddings Inference or vLLM.
 
     Raises:
-        ValueError: for no address, one with a user, a key or a query, or an argument out of its range.
+        ValueError: for no address, one with a user, a query or a fragment, for parameters that could hold keys, or an
+            argument out of its range.
     """
 
     url: str
@@ -130,11 +132,8 @@ class ScoreServer(ExternalScorer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parts = urlsplit(str(self.url))
-        if "@" in parts.netloc or parts.query:
-            # Addresses are shown and stored, so they must hold no secret: the message does not repeat it either.
-            raise ValueError("url must hold neither user nor query: put the key into key_variable's variable")
         check_address("url", self.url)
+        check_parameters(self.parameters, cure="put the key into key_variable's variable")
         if self.template is not None and resolve_template(self.template).chat:
             raise ValueError(
                 f"template={self.template!r} goes into a chat template, which the server must apply itself"
@@ -257,7 +256,7 @@ class ScoreServer(ExternalScorer):
             except requests.RequestException as error:
                 cause = error.args[0] if error.args else error
                 failure = OutageError(f"{type(error).__name__}: {getattr(cause, 'reason', cause)}")
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
                 failure = MalformedReplyError(f"no reply of the form {self.api!r}: {error}")
             # Outside "except": inside it the failure would carry the original error, with the request and its key.
             failure.args = (f"{self!r}, asked at {url}: {public(str(failure), key)}",)
@@ -278,6 +277,8 @@ class ScoreServer(ExternalScorer):
         hint = f"; is it a server with api={self.api!r}?" if status in (400, 404, 405, 422) else ""
         if blank and status in (400, 422):
             hint = "; some servers refuse windows without text, as there are here: leave out documents without text"
+        if size := re.search(r"maximum allowed batch size (\d+)", words):
+            hint = f"; give the model batch_size={size[1]}"
         return BackendError(message + hint)
 
 
@@ -287,13 +288,19 @@ def _limits(reply: Any, model: str | None) -> Limits:
         models = {entry["id"]: entry for entry in reply["data"]}
         if model is None and len(models) > 1:
             raise BackendError(f"the server has the models {', '.join(models)}: give the name of one, model=")
-        return Limits(models.get(model or next(iter(models), ""), {}).get("max_model_len"))
-    return Limits(reply.get("max_input_length"), reply.get("max_client_batch_size"))
+        return Limits(_count(models.get(model or next(iter(models), ""), {}).get("max_model_len")))
+    return Limits(_count(reply.get("max_input_length")), _count(reply.get("max_client_batch_size")))
+
+
+def _count(value: Any) -> int | None:
+    if value is not None and not (isinstance(value, int) and float(value) > 0):
+        raise ValueError(f"a limit of {value!r} is no number of tokens or windows")
+    return value
 
 
 def _values(reply: Any, api: Api, number: int) -> np.ndarray:
     """Return `(number,)` scores in order of their index; ValueError if one is missing or no finite number."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, OverflowError, TypeError, ValueError):
         entries = reply if api.results is None else reply[api.results]
         score_of_index = {entry["index"]: float(entry[api.score]) for entry in entries}
         values = np.array([score_of_index[index] for index in range(number)])

@@ -25,19 +25,20 @@ from pyterrier_longdoc.listwise import (
     LLMClient,
     MalformedReplyError,
     OpenAIBackend,
+    Pointwise,
     Prices,
     RankGPT,
     UnreadableReplyError,
 )
 
 from ..support import tiny_long
-from ..support.llm import Answer, candidates, completion, order, serving
+from ..support.llm import SECRET, SECRET_PARAMETERS, Answer, candidates, completion, order, serving
 from ..support.memory import misplaced
 
 pytest.importorskip("openai")
 tenacity = pytest.importorskip("tenacity")
 
-SECRET = "sk-very-secret-0123456789"
+HUGE = pytest.param(10**400, id="huge")
 ORDER = "[3] > [1] > [2]"
 RUN = candidates(documents=3)
 SOON = {"retry-after-ms": "10"}
@@ -110,6 +111,8 @@ BROKEN = {
     "another form": Answer({"hello": "world"}),
     "not UTF-8": Answer(b"\xff\xfe{"),
     "null": Answer(b"null"),
+    "no text": Answer(completion({"type": "text"})),
+    "deep": Answer(b"[" * 10**5 + b"]" * 10**5),
 }
 
 
@@ -125,6 +128,41 @@ def test_broken_replies_are_asked_for_again_and_never_a_ranking(kind, monkeypatc
     assert (kind == "cut off") != isinstance(caught.value, MalformedReplyError)
     assert server.url in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("logprob", [HUGE, float("nan"), None, "likely"])
+def test_log_probabilities_that_are_no_numbers_are_asked_for_again(logprob, monkeypatch):
+    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
+    first = Answer(with_logprobs({"Yes": logprob, "No": -1.0}))
+    with serving(first, Answer(with_logprobs({"Yes": -0.5, "No": -1.0}))) as server:
+        found = Pointwise(backend_at(server.url))(RUN[:1])
+        assert found["score"].tolist() == pytest.approx([0.5])
+    assert len(server.requests) == 2
+
+
+def with_logprobs(logprobs):
+    tokens = [{"token": token, "logprob": value, "bytes": None} for token, value in logprobs.items()]
+    reply = completion("Yes")
+    reply["choices"][0]["logprobs"] = {"content": [{"token": "Yes", "logprob": 0.0, "top_logprobs": tokens}]}
+    return reply
+
+
+@pytest.mark.parametrize("count", [HUGE, -5, "many"])
+def test_a_usage_that_is_no_number_of_tokens_is_counted_here(count):
+    reply = {**completion(ORDER), "usage": {"prompt_tokens": count, "completion_tokens": 10}}
+    with serving(Answer(reply)) as server:
+        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
+        assert ranked(client) == ["d2", "d0", "d1"]
+    (call,) = client.ledger.calls
+    assert call.estimated
+    assert call.input_tokens > 50
+
+
+def test_an_outage_told_in_deep_json_is_one():
+    deep = Answer(b"[" * 10**5 + b"]" * 10**5, 503, headers=SOON)
+    with serving(deep) as server, pytest.raises(BackendError, match=f"InternalServerError at {server.url}"):
+        ranked(backend_at(server.url, max_retries=1))
+    assert len(server.requests) == 2
 
 
 TOO_LONG = [
@@ -213,6 +251,19 @@ def test_missing_keys_are_named(monkeypatch):
     ):
         with pytest.raises(BackendError, match=variable):
             RankGPT(backend)(RUN)
+
+
+@pytest.mark.parametrize("parameters", SECRET_PARAMETERS)
+def test_parameters_that_hold_keys_are_refused(parameters):
+    with pytest.raises(ValueError, match=r"parameters must not have .*client=") as caught:
+        backend_at("http://x", parameters=parameters)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_schema_may_have_fields_of_any_name():
+    schema = {"type": "object", "properties": {"token": {"type": "string"}}, "required": ["token"]}
+    parameters = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    assert backend_at("http://x", parameters=parameters).settings == {"api": "openai", **parameters}
 
 
 def test_wrong_parameters():

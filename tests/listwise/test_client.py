@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sqlite3
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pyterrier_longdoc.listwise import (
     CallableBackend,
     LLMClient,
     NotInCacheError,
+    Pointwise,
     Prices,
     RankGPT,
 )
@@ -83,6 +85,23 @@ def test_the_same_prompt_in_two_threads_is_paid_once(path):
     assert len(model.asked) == 1
     assert client.ledger.table()["replayed"].sum() == 1
     assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
+
+
+@pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"text": "[1]"}', "7"])
+def test_a_damaged_reply_names_the_file_and_the_cure(damaged, path):
+    run = candidates(documents=3)
+    RankGPT(cached(oracle, path))(run)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE store SET value = ?", [damaged])
+    for options in ({}, {"prices": Prices(1, 1), "max_cost": 1}):
+        with pytest.raises(ValueError, match=rf"cache .*{path.name}' is damaged: delete it"):
+            RankGPT(cached(oracle, path, **options))(run)
+
+
+def test_a_models_name_is_no_model():
+    for cls in (RankGPT, Pointwise, LLMClient):
+        with pytest.raises(ValueError, match=r"llm='gpt-4o' .* give ld.OpenAIBackend\('gpt-4o'\)"):
+            cls("gpt-4o")
 
 
 def test_an_outage_says_where_the_replies_before_are(path):

@@ -420,6 +420,17 @@ def test_a_file_that_is_no_store_is_named(tmp_path):
         assert connection.execute("SELECT count(*) FROM arrays").fetchone()[0]
 
 
+@pytest.mark.parametrize("value", ["X''", "X'00'", "substr(value, 1, size / 2)", "'text'", "NULL"])
+def test_damaged_vectors_name_the_file_and_the_cure(value, tmp_path):
+    rows, file = frame(QUERIES, [LONG]), tmp_path / "vectors"
+    ld.MaxSim(PLAIN, vector_cache=file)(rows)
+    with sqlite3.connect(file) as connection:
+        connection.execute(f"UPDATE arrays SET value = {value}")
+    forget_embeddings()
+    with pytest.raises(ValueError, match=rf"cache .*{file.name}' is damaged: delete it"):
+        ld.MaxSim(PLAIN, vector_cache=file)(rows)
+
+
 def test_scores_in_a_score_cache_are_of_rounded_vectors_or_of_exact_ones(tmp_path):
     rows, cache = frame(QUERIES, [LONG]), {"score_cache": tmp_path / "scores", "window_size": 20}
     exact, rounded = ld.MaxSim(PLAIN, **cache), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors", **cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,18 @@ def test_second_run_reads(name, path, results, encoded):
     pd.testing.assert_frame_equal(again(results), out)
     assert again.coverage == coverage
     assert sum(encoded) == 5
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '["x", 1, 1, 1, 1, 1]', "[0.5, 1]"])
+def test_a_damaged_score_names_the_file_and_the_cure_before_anything_is_scored(damaged, path, results, encoded):
+    model = make("MaxP", score_cache=path)
+    model(results.iloc[:2])
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE store SET value = ?", [damaged])
+    encoded.clear()
+    with pytest.raises(ValueError, match=rf"cache .*{path.name}' is damaged: delete it"):
+        model(results)
+    assert not encoded
 
 
 def test_only_new_pairs_are_scored(path, results, encoded):

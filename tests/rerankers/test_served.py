@@ -19,7 +19,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.servers import BackendError, ContextOverflowError
 
 from ..support import tiny
-from ..support.llm import Answer, serving
+from ..support.llm import SECRET, SECRET_PARAMETERS, Answer, serving
 from ..support.served import FORMS, LONGEST, LlamaForm, TeiForm, VllmForm, answers, logits, reranker, sent
 from ..support.systems import QUIET, make, scores
 
@@ -27,7 +27,6 @@ tenacity = pytest.importorskip("tenacity")
 
 pytestmark = QUIET
 
-SECRET = "sk-very-secret-0123456789"
 SLIDING = {"window_size": 20, "stride": 10, "max_query_len": 8}
 ONE_QUERY = tiny.frame(["old dog"], [tiny.LONG, "snow in the city", "", "the red fish " * 15])
 
@@ -121,6 +120,8 @@ def broken(form) -> dict[str, tuple[Answer, str]]:
         "negative": (reply([*good[:2], (-1, 0.1)]), "for each of 3 windows"),
         "NaN": (reply([*good[:2], (2, float("nan"))]), "finite"),
         "null": (reply([*good[:2], (2, None)]), "finite"),
+        "huge": (reply([*good[:2], (2, 10**400)]), "finite"),
+        "deep": (Answer(b"[" * 10**5 + b"]" * 10**5), "recursion"),
         "cut off": (Answer(json.dumps(form.reply(good)).encode()[:-9], cut=9), "ChunkedEncodingError|ConnectionError"),
         "no JSON": (Answer(b"<html>welcome</html>"), f"no reply of the form '{form.api}'"),
         "another form": (Answer({"hello": "world"}), "hello"),
@@ -173,6 +174,22 @@ def test_what_may_pass_is_asked_again_and_nothing_that_was_answered(status, form
     with serving(soon, about=form.about) as server, pytest.raises(BackendError, match=f"{status}, busy"):
         maxp(server, form, max_retries=2, concurrency=1)(ONE_QUERY)
     assert len(server.requests) == 3
+
+
+def test_a_deep_reply_to_an_outage_is_asked_for_again(form):
+    deep = Answer(b"[" * 10**5 + b"]" * 10**5, 503)
+    with reranker(form, deep) as server:
+        found = scores(maxp(server, form), tiny.frame(["old dog"], ["a cat"]))
+    assert found == pytest.approx(logits(["old dog"], ["a cat"]), abs=1e-5)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("told", [{"max_client_batch_size": -1}, {"max_input_length": 10**400}, {"data": "none"}])
+def test_limits_that_are_none_are_the_servers_fault(told):
+    with serving(answers(TeiForm), about=lambda path: Answer(told)) as server:
+        with pytest.raises(BackendError, match=rf"asked at {server.url}/info: no reply of the form 'tei'"):
+            ld.MaxP(ld.ScoreServer(server.url, max_retries=1))(ONE_QUERY)
+        assert not server.requests
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 424])
@@ -321,10 +338,18 @@ def test_keys_appear_nowhere(form, tmp_path, caplog, monkeypatch):
         ld.MaxP(ld.ScoreServer("http://127.0.0.1:9", key_variable="LONGDOC_TEST_KEY"))(ONE_QUERY)
 
 
+SECRET_ADDRESSES = (
+    *("http://me:{}@host", "http://host/?key={}", "http://host#{}", "http://host/#x?key={}", "http://host/rerank#{}"),
+    *("me:{}@host", "http:/me:{}@host"),
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        *(({"url": f"{url}"}, "url") for url in ("host:80", f"http://me:{SECRET}@host", f"http://host/?key={SECRET}")),
+        *(({"url": url}, "url") for url in ("host:80", "http://", "http:/host")),
+        *(({"url": url.format(SECRET)}, "url must hold neither") for url in SECRET_ADDRESSES),
+        *(({"parameters": given}, "parameters must not have .*key_variable") for given in SECRET_PARAMETERS),
         ({"api": "other"}, "api"),
         ({"concurrency": 0}, "concurrency"),
         ({"timeout": 0}, "timeout"),
@@ -337,6 +362,16 @@ def test_arguments_that_can_never_work(arguments, name):
     with pytest.raises(ValueError, match=name) as caught:
         ld.ScoreServer(**{"url": "http://host", **arguments})
     assert SECRET not in str(caught.value)
+
+
+def test_a_path_with_an_at_sign_and_the_names_of_tokens_are_no_secrets():
+    ld.ScoreServer("https://host/ai/run/@cf/rerank", parameters={"max_tokens": 1, "stop_token_ids": [2], "user": "me"})
+
+
+def test_the_largest_batch_of_a_server_that_does_not_tell_it_before_is_named():
+    refusal = Answer({"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}, 413)
+    with serving(refusal) as server, pytest.raises(BackendError, match="give the model batch_size=32"):
+        ld.MaxP(ld.ScoreServer(server.url))(ONE_QUERY)
 
 
 def test_the_cure_is_named_for_texts_that_a_server_refuses_and_for_several_models():

@@ -16,6 +16,18 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
+SECRET = "sk-very-secret-0123456789"
+
+SECRET_PARAMETERS = (
+    *({name: SECRET} for name in ("api_key", "apiKey", "X-API-Key", "key", "token", "access_token", "Authorization")),
+    *({name: SECRET} for name in ("client_secret", "password", "credentials", "Cookie", "hf_token", "extra_query")),
+    {"headers": [("x-gateway", SECRET)]},
+    {"extra_headers": {"x-gateway": SECRET}},
+    {"extra_body": {"provider": {"api-key": SECRET}}},
+    {"tools": [{"type": "mcp", "authorization": SECRET}]},
+)
+"""Parameters of a request that hold a secret."""
+
 GRADE = re.compile(r"worth (\d+)")
 
 HARD = st.sampled_from(
