@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -70,7 +72,7 @@ def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
         ) as parts:
             for part in parts:
                 yield part.astype({"score": "float64"})
-    except (ValueError, UnicodeDecodeError) as error:
+    except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
 
 

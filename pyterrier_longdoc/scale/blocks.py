@@ -106,9 +106,13 @@ class Candidates:
     def block(self, number: int, rows: int, folder: Path) -> pd.DataFrame:
         """Return a block of so many rows, from the files of `divide` if candidates are in files."""
         if self.frame is None:
-            block = _read_block(_candidate_file(folder, number))
+            file = _candidate_file(folder, number)
+            try:
+                block = _read_block(file)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{file} is damaged: choose a new folder, and begin anew ({error})") from error
             if len(block) != rows:
-                raise ValueError(f"{_candidate_file(folder, number)} is damaged: choose a new folder, and begin anew")
+                raise ValueError(f"{file} is damaged: choose a new folder, and begin anew")
         else:
             block = self.frame.iloc[self._places[number]].reset_index(drop=True)
         return pt.model.add_ranks(block) if "score" in block.columns and "rank" not in block.columns else block

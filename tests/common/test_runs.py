@@ -43,6 +43,16 @@ def test_trec_files_that_cannot_be(tmp_path):
         read_run(tmp_path / "text.res")
 
 
+def test_a_damaged_compressed_run_is_named(tmp_path):
+    path = tmp_path / "run.res.gz"
+    write_run(RUNS[0], path, "x")
+    whole = path.read_bytes()
+    for damaged in (whole[:-20], b"x" + whole, whole[:100] + b"xxxx" + whole[104:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"run\.res\.gz' is no TREC run"):
+            read_run(path)
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "run.res"
     write_run(RUNS[0], path, "x")

@@ -237,9 +237,11 @@ def test_damaged_files_are_named_and_scored_anew(whole, tmp_path, monkeypatch):
     assert_merged(tmp_path / "out", whole)
     block.unlink()
     first_part, end, _ = block_candidates.read_bytes().partition(b"\xff" * 4 + b"\0" * 4)
-    block_candidates.write_bytes(first_part + end)
-    with pytest.raises(ValueError, match=r"00001\.arrow"):
-        job()
+    whole_parts = block_candidates.read_bytes()
+    for damaged in (first_part + end, whole_parts[:-40], b"x" + whole_parts):
+        block_candidates.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"00001\.arrow is damaged: choose a new folder"):
+            job()
 
 
 def test_a_merge_says_which_blocks_are_missing(tmp_path):
