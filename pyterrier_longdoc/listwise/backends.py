@@ -210,10 +210,13 @@ def _reply_of(answer: Any) -> Reply:
     logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
     if logprobs and not all(value < math.inf for value in logprobs.values()):
         raise ValueError("log-probabilities must be numbers")
-    tokens = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-    # What is no number of tokens is counted here instead.
-    counts = (number if isinstance(number, int) and 0 <= number <= sys.maxsize else None for number in tokens)
-    return Reply(text, *counts, logprobs=logprobs)
+    asked, answered = (_count(getattr(usage, name, None)) for name in ("prompt_tokens", "completion_tokens"))
+    return Reply(text, asked, answered, logprobs=logprobs)
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens; None, so that they are counted here, for what is none."""
+    return value if isinstance(value, int) and 0 <= value <= sys.maxsize else None
 
 
 @dataclass(eq=False, repr=False)
