@@ -221,9 +221,9 @@ class Explanation:
     """How the windows of one document were scored.
 
     Attributes:
-        spans: characters `(start, end)` of each window in the text.
-        scores: score that the document would have if it were that window alone.
-        weights: attention of the document's score over its windows; None for a head without attention.
+        spans: characters `(start, end)` of each window in the text, or of each block in the windows of `KeyBlocks`.
+        scores: score that the document would have if it were that window, or the window of that block, alone.
+        weights: attention of the document's score over that window; None for a head without attention.
         term_scores: each query token and its part in the score; None for a head that cannot tell.
         term_places: each query token, the characters where its maximum stands, and its part; None but in `MaxSim`.
     """

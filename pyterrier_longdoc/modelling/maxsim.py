@@ -152,12 +152,13 @@ class MaxSimEncoder(SeparateEncoder):
     def _characters(self, pairs: Any, document: int, n: int, vector: int) -> Span:
         """Return the characters of a vector of a document's window; those of the window if its tokens are pooled.
 
-        Special tokens, and those of titles, have none: they stand before the window's first character.
+        Special tokens, those of titles, and pooled ones of a window of several blocks have none: they stand before the
+        window's first character.
         """
         text, span, window = pairs.texts[document], pairs.spans[document][n], pairs.documents[document][n]
-        start, end = text.characters(span)
+        (start, end), *more = text.pieces(span)
         if self.format.vectors.pooling > 1:
-            return start, end
+            return (start, start) if more else (start, end)
         title_size = len(window) - (span[1] - span[0])
         token = span[0] + _tokens(window, self.format)[1][vector] - title_size
         return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)

@@ -496,11 +496,13 @@ class Model(nn.Module):
                 term_scores = list(zip(tokens, terms[i].tolist(), strict=False))
             elif places is not None:
                 term_scores = [(token, part) for token, _, _, part in places[i]]
+            pieces = [(n, characters) for n, span in enumerate(spans) for characters in document.pieces(span)]
+            windows = [n for n, _ in pieces]
             explanations.append(
                 Explanation(
-                    spans=list(map(document.characters, spans)),
-                    scores=scores[i][: len(spans)],
-                    weights=None if weights is None else weights[i, : len(spans)].tolist(),
+                    spans=[characters for _, characters in pieces],
+                    scores=[scores[i][n] for n in windows],
+                    weights=None if weights is None else weights[i, windows].tolist(),
                     term_scores=term_scores,
                     term_places=None if places is None else places[i],
                 )

@@ -94,11 +94,14 @@ class TokenizedText:
 
     def window_text(self, span: Span) -> str:
         """Return the text of a window; a space stands where `select` left out tokens."""
+        return " ".join(self.text[start:end] for start, end in self.pieces(span))
+
+    def pieces(self, span: Span) -> list[Span]:
+        """Return the characters of a window: one span, or one for each part between which `select` left out tokens."""
         start, end = span
         follows = [] if self.follows is None else self.follows[start + 1 : end].tolist()
         edges = [start, *(position for position, joined in enumerate(follows, start + 1) if not joined), end]
-        parts = [self.characters(part) for part in itertools.pairwise(edges)]
-        return " ".join(self.text[first:last] for first, last in parts)
+        return list(map(self.characters, itertools.pairwise(edges)))
 
     def characters(self, span: Span) -> Span:
         """Return the characters at which a window starts and ends; for an empty one, where the token before it ends."""

@@ -53,7 +53,8 @@ class MaxSim(SeparateReranker):
         training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
 
     `explain=True` adds `term_places`: `(token, start, end, part)` for each token of the query as it is read, with the
-    characters of its best match (those of the window if tokens are pooled, none for special tokens and titles).
+    characters of its best match (those of the window if tokens are pooled, none for special tokens and titles, nor for
+    pooled tokens of several `KeyBlocks`).
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0", vector_cache="vectors.db")`

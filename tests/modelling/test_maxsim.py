@@ -525,6 +525,14 @@ def test_pooled_tokens_stand_in_their_window():
     assert {(start, end) for _, start, end, _ in row.term_places} <= set(row.window_spans)
 
 
+def test_pooled_tokens_of_several_blocks_have_no_place():
+    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_sentences=1))
+    model = ld.MaxSim(POOLED, window_size=30, preselect=blocks, explain=True)
+    row = model(frame(["old dog"], ["An old dog. The cat in the rain. The old dog."])).iloc[0]
+    assert len(row.window_spans) == 2
+    assert all(start == end for _, start, end, _ in row.term_places)
+
+
 def test_the_best_window_alone_counts_with_max():
     row = ld.MaxSim(PLAIN, window_size=20, aggregation="max", explain=True)(frame(["old dog"], [LONG])).iloc[0]
     assert row.score == pytest.approx(max(row.window_scores), abs=1e-6)

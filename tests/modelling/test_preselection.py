@@ -183,6 +183,17 @@ def test_key_blocks_make_a_shorter_document(name, cross_encoder):
     assert coverage.tokens == len(LONG.split()) + 18
 
 
+@pytest.mark.parametrize("name", ["FirstP", "MaxP", "PARADE-attn", "BiEncoder-max"])
+def test_key_blocks_are_explained_one_by_one(name):
+    text = f"{GOLD} {FILLER} {GOLD}"
+    blocks = ld.KeyBlocks(ld.BM25Windows(2), GreedyChunks(3))
+    row = make(name, preselect=blocks, explain=True)(frame("red fish", text)).iloc[0]
+    assert row["window_spans"] == [(0, len(GOLD)), (len(text) - len(GOLD), len(text))]
+    assert row["window_scores"] == pytest.approx([row["score"]] * 2, abs=1e-5)
+    assert row["window_weights"] == ([1.0, 1.0] if name == "PARADE-attn" else None)
+    assert (row["best_start"], row["best_end"]) == (0, len(GOLD))
+
+
 @pytest.mark.parametrize("name", [*SELECTORS, "table", "KeyBlocks"])
 def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
     if name == "table":
