@@ -190,11 +190,28 @@ def check_no_bytes(column: pd.Series, name: str) -> None:
         raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
 
 
+EXPLANATION = (
+    "window_scores",
+    "window_weights",
+    "window_spans",
+    "best_start",
+    "best_end",
+    "term_scores",
+    "term_places",
+    "window_tokenizer",
+    "window_field",
+)
+"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
+
+
 def with_scores(
     inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any] | np.ndarray
 ) -> pd.DataFrame:
-    """Return a new frame with new scores, other columns (objects, unless they are arrays) and ranks."""
-    out = inp.drop(columns=["score", "rank", *columns], errors="ignore")
+    """Return a new frame with a model's scores, other columns (objects, unless they are arrays) and ranks.
+
+    The explanation of an earlier model's scores is left out.
+    """
+    out = inp.drop(columns=["score", "rank", *EXPLANATION, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)

@@ -88,6 +88,8 @@ class Pointwise(LLMReranker):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.
 
+        Columns that explain an earlier model's scores are left out.
+
         Raises:
             NoLogprobsError: if the model answers without log-probabilities.
             UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`; else as `RankGPT`.

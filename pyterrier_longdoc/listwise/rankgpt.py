@@ -116,6 +116,8 @@ class RankGPT(LLMReranker):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.
 
+        Columns that explain an earlier model's scores are left out.
+
         Raises:
             ValueError: for arguments that cannot work, or a qid with several queries.
             UnreadableReplyError: for a reply without a ranking, if `on_failure` is `"raise"`.

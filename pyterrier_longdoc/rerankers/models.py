@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
 from ..common.arguments import argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
-from ..common.frames import numbers, validated, with_scores
+from ..common.frames import numbers, validated
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
@@ -195,7 +196,7 @@ class Birch(KMaxP):
         first_stage = self._first_stage_scores(inp)
         out = super().transform(inp)
         a = self.first_stage_weight
-        return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
+        return pt.model.add_ranks(out.assign(score=a * first_stage + (1.0 - a) * out["score"].to_numpy()))
 
     def summary(self, candidates: pd.DataFrame) -> Coverage:
         """As `CrossEncoder.summary`; the input needs a `score` column as well."""

@@ -342,7 +342,8 @@ class Reranker(Presented, pt.Transformer):
         """Score every row.
 
         Args:
-            inp: `qid, query, docno` and the text column(s); any other columns are kept.
+            inp: `qid, query, docno` and the text column(s); any other columns are kept, but for an earlier model's
+                explanation.
 
         Returns:
             A new frame: same rows, order, index and columns, with `score` and `rank`.

@@ -17,7 +17,7 @@ from filelock import FileLock
 from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
-from ..common.frames import as_strings, check_columns, numbers, with_scores
+from ..common.frames import as_strings, check_columns, numbers
 from ..common.identity import differences, identify
 from ..common.progress import counting
 from ..common.registry import VOUCH, own_code_in
@@ -208,7 +208,8 @@ def _write_blocks(
             places = {qid: place for place, qid in enumerate(opened[number])}
             if foreign := set(result["qid"]) - places.keys():
                 raise ValueError(f"{owner} have the qid {min(foreign)!r}, which the candidates lack")
-            scored = with_scores(result, numbers(result, "score", owner, "every result needs a score"))
+            scores = numbers(result, "score", owner, "every result needs a score")
+            scored = pt.model.add_ranks(result.assign(score=scores))
             table = as_table(scored.iloc[np.argsort(scored["qid"].map(places).to_numpy(), kind="stable")])
             with replacing(_block_file(out, number)) as part:
                 arrow("parquet").write_table(table, part, compression="zstd", write_page_checksum=True)

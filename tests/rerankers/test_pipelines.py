@@ -12,6 +12,8 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.frames import EXPLANATION
+from pyterrier_longdoc.listwise import Reply
 from pyterrier_longdoc.training import TeacherScores
 
 from ..support import terrier, tiny
@@ -112,6 +114,52 @@ def test_every_document_has_its_own_explanation_after_other_stages(results):
     before, after = (frame.set_index(["qid", "docno"]) for frame in (explained, out))
     for name in explained.columns.difference(results.columns):
         assert after[name].to_dict() == before[name].to_dict()
+
+
+CALIBRATION = {"of": ["score"], "weights": [1.0], "bias": 0.0, "steps": None}
+SCORING: dict[str, Callable[[], pt.Transformer]] = {
+    **{name: partial(make, name) for name in (*REPRESENTATIVE, "Birch")},
+    "PairScorer": lambda: ld.MaxP(ld.PairScorer(lambda queries, texts: [0.0] * len(texts))),
+    "Calibrated": lambda: ld.Calibrated(make("FirstP"), calibration=CALIBRATION),
+    "RankGPT": lambda: ld.RankGPT(lambda messages: "[1] > [2] > [3]"),
+    "Pointwise": lambda: ld.Pointwise(lambda messages: Reply("Yes", logprobs={"Yes": 0.0, "No": -1.0})),
+}
+"""The transformers that score."""
+
+
+@pytest.fixture(scope="module")
+def explained() -> pd.DataFrame:
+    """Results with all columns of an explanation, and with others."""
+    results = tiny.results().assign(note="mine", passage_span=[(0, 1)] * 5, evidence_spans=[[(0, 1)]] * 5)
+    return make("MaxSim", explain=True)(results.assign(evidence_tokens=1, text=results["text"].fillna("")))
+
+
+def test_an_explanation_has_these_columns(explained):
+    others = {*tiny.results(), "note", "passage_span", "evidence_spans", "evidence_tokens"}
+    assert set(explained) - others == set(EXPLANATION)
+
+
+@pytest.mark.parametrize("later", SCORING)
+def test_new_scores_are_not_explained_by_those_of_an_earlier_model(later, explained):
+    model = SCORING[later]()
+    for frame in (explained, explained.iloc[:0]):
+        out = model(frame)
+        added = {"probability"} if later == "Calibrated" else set()
+        assert set(out) == {*frame} - {*EXPLANATION} | added
+        assert out["note"].tolist() == frame["note"].tolist()
+
+
+@pytest.mark.parametrize("later", ["MaxP", "Birch"])
+def test_an_explanation_is_of_the_last_model_alone(later, explained):
+    model = make(later, explain=True)
+    out, alone = model(explained), model(explained.drop(columns=list(EXPLANATION)))
+    pd.testing.assert_frame_equal(out, alone)
+
+
+def test_windows_of_an_earlier_model_are_not_evidence_of_a_later_one(results):
+    out = (make("MaxP", explain=True) >> make("PARADE-attn"))(results)
+    with pytest.raises(ValueError, match=r"results of 'model' .*explain=True"):
+        ld.evidence_recall(out, results[["qid", "docno"]].assign(start=0, end=1))
 
 
 def test_models_are_equal_to_themselves_alone(all_loaded):
