@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,12 @@ from ..common.runs import frame_digest, run_parts, stages_of
 
 BLOCK_ROWS = 100  # lost by a kill; the work of a worker at a time
 _MOST_BLOCKS = 10_000  # files in a folder
+
+_TERMS = {
+    "term_scores": {"token": "string", "part": "float64"},
+    "term_places": {"token": "string", "start": "int64", "end": "int64", "part": "float64"},
+}
+"""The columns of an explanation whose tuples are of several types, with the fields that these are written as."""
 
 _PART_ROWS = 200_000
 _PART_BYTES = 32 * 2**20  # of a Parquet file, whose rows may be documents
@@ -181,19 +187,50 @@ def arrow(part: str = "") -> Any:
 
 
 def as_table(frame: pd.DataFrame) -> Any:
-    """Return the rows as an Arrow table, without index; refuse dictionaries: Arrow would merge their keys."""
-    table = arrow().Table.from_pandas(frame, preserve_index=False)
+    """Return the rows as an Arrow table, without index; refuse dictionaries: Arrow would merge their keys.
+
+    Halves of surrogate pairs, which Arrow does not take, are question marks, as for the models.
+    """
+    pa = arrow()
+    terms = [name for name in frame.columns if name in _TERMS]
+    plain = frame.drop(columns=terms)
+    try:
+        table = pa.Table.from_pandas(plain, preserve_index=False)
+    except UnicodeEncodeError:
+        table = pa.Table.from_pandas(_valid(plain), preserve_index=False)
     dictionaries = [field.name for field in table.schema if "struct<" in str(field.type)]
     if dictionaries:
         raise ValueError(f"dictionaries cannot be written: drop the columns {dictionaries}, or make them JSON")
+    for name in terms:
+        rows = [list(map(tuple, row)) if isinstance(row, Sequence) else None for row in frame[name]]
+        term = pa.struct([(field, pa.type_for_alias(kind)) for field, kind in _TERMS[name].items()])
+        table = table.add_column(frame.columns.get_loc(name), name, pa.array(rows, pa.list_(term)))
     return table
 
 
+def _valid(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with question marks for halves of surrogate pairs; refuse these in ids."""
+    columns = {}
+    for name in frame.columns[[dtype.kind == "O" for dtype in frame.dtypes]]:
+        values = frame[name].tolist()
+        valid = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
+        if name in ("qid", "docno") and valid != values:
+            raise ValueError(f"column {name!r} holds half of a surrogate pair, which cannot be written: rename it")
+        columns[name] = pd.Series(valid, index=frame.index, dtype=object)
+    return frame.assign(**columns)
+
+
 def as_frame(table: Any) -> pd.DataFrame:
-    """Return the rows of a table; sequences are lists, and integers stay integers beside missing values."""
+    """Return the rows of a table; sequences are lists, and integers stay integers beside missing values.
+
+    Only `features` are arrays, which learning to rank needs.
+    """
     pa = arrow()
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for field in table.schema:
-        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-            frame[field.name] = pd.Series(table[field.name].to_pylist(), index=frame.index, dtype=object)
+        if field.name != "features" and (pa.types.is_list(field.type) or pa.types.is_large_list(field.type)):
+            rows = table[field.name].to_pylist()
+            if field.name in _TERMS:
+                rows = [None if row is None else [list(term.values()) for term in row] for row in rows]
+            frame[field.name] = pd.Series(rows, index=frame.index, dtype=object)
     return frame

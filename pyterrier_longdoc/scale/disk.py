@@ -23,9 +23,9 @@ from ..common.progress import counting
 from ..common.registry import VOUCH, own_code_in
 from ..common.runs import run_lines
 from ..common.warnings import empties_at_end, warn
-from .blocks import Candidates, arrow, as_frame, as_table, map_here, transformed
+from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_here, transformed
 
-_FORMAT = 3
+_FORMAT = 4
 """Part of every manifest; raise it when the same job would give other files."""
 
 _CANDIDATES, _BLOCKS, _MANIFEST = "candidates", "blocks", "manifest.json"
@@ -61,7 +61,8 @@ def rerank_to_disk(
     A block is one query, or several until they have 100 rows (more where that would make more than 10,000 blocks).
     Blocks go through the pipeline one by one, and each finished block is a Parquet file. After a kill the same call
     continues: finished blocks stay, and the open one is scored anew (a model with `score_cache=` repeats only its last
-    two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`.
+    two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`. Halves
+    of surrogate pairs, which files cannot hold, are written as the question marks that models read.
 
     Args:
         pipeline: a reranker, or a pipeline that begins with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
@@ -79,9 +80,9 @@ def rerank_to_disk(
         The number of rows, and how much the model read of them.
 
     Raises:
-        ValueError: if the folder is of another pipeline or other candidates (the message names the difference); for
-            candidates without queries, results that cannot be written, and models with user code: a class without a
-            `describe` of its own, or a function without a `name`.
+        ValueError: if the folder is of another pipeline, other candidates or results with other columns (the message
+            names the difference); for candidates without queries, columns that cannot be written, such as dictionaries,
+            and models with user code: a class without a `describe` of its own, or a function without a `name`.
         FileExistsError: if the folder holds other files.
         FileNotFoundError: if there are no candidates at the path.
         pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.
@@ -92,8 +93,7 @@ def rerank_to_disk(
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0")
     out, candidates = Path(out), Candidates(run, topics)
-    _check_columns(pipeline, next(candidates.parts(), pd.DataFrame()))
-    rows = _begin(out, pipeline, candidates)
+    rows = _begin(out, pipeline, candidates, _columns(pipeline, next(candidates.parts(), pd.DataFrame())))
     blocks_of_shard = range(shard[0], len(rows), shard[1])
     open_blocks = [number for number in blocks_of_shard if not _block_file(out, number).is_file()]
     total, open_rows = (sum(rows[number] for number in numbers) for numbers in (blocks_of_shard, open_blocks))
@@ -119,14 +119,19 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
         name: name of the system, in the last column of the file.
 
     Returns:
-        A frame with all columns and a new index, in which sequences are lists; or the path.
+        A frame with all columns and a new index, in which `features` are arrays and other sequences lists; or the path.
 
     Raises:
-        FileNotFoundError: if that is no folder of `rerank_to_disk`, or names the first block that is not finished.
+        FileNotFoundError: if that is no folder of `rerank_to_disk`, or some of its blocks are not finished.
         ValueError: if a file is damaged, or a qid or docno contains white space, which a TREC run cannot hold.
     """
     out = Path(out)
     files = [_block_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
+    if missing := [file for file in files if not file.is_file()]:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(files)} blocks are not finished, the first is {missing[0]}: repeat the call of "
+            f"rerank_to_disk, for each shard, and merge then"
+        )
     if path is not None:
         write_lines(Path(path), (line for file in files for line in _lines(file, name)))
         return Path(path)
@@ -150,7 +155,7 @@ def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
         raise ValueError(f"{file} is damaged: delete it, and the same call scores it anew ({error})") from error
 
 
-def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates) -> list[int]:
+def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates, columns: dict[str, bool] | None) -> list[int]:
     """Begin a job, or compare it with the job in the folder; return the number of rows of each block.
 
     If several processes start at once, one begins the job while the others wait.
@@ -168,7 +173,7 @@ def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates) -> list[
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".lock"):
         manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
-        identity = {"format": _FORMAT, "pipeline": maker.description, **candidates.digests()}
+        identity = {"format": _FORMAT, "pipeline": maker.description, **candidates.digests(), "columns": columns}
         if manifest is None:
             manifest = {"identity": identity, "rows": candidates.divide(out / _CANDIDATES)}
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
@@ -220,12 +225,20 @@ def _write_blocks(
             raise
         blocks_at_work = "; ".join(f"block {number}, queries {', '.join(qids[:5])}" for number, qids in opened.items())
         raise RuntimeError(
-            f"{type(error).__name__}: {error} (in {blocks_at_work}). Finished blocks stay; the same call continues"
+            f"{type(error).__name__}: {error} (in {blocks_at_work}). Finished blocks stay: when the cause is "
+            f"removed, the same call continues"
         ) from error
 
 
-def _check_columns(pipeline: pt.Transformer, part: pd.DataFrame) -> None:
-    """Raise InputValidationError if the pipeline lacks columns."""
-    columns = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
-    with suppress(pt.inspect.InspectError):  # unknown before the first block
-        pt.inspect.transformer_outputs(pipeline, columns)
+def _columns(pipeline: pt.Transformer, part: pd.DataFrame) -> dict[str, bool] | None:
+    """Return the columns of the results; None if only the first block tells.
+
+    Raise InputValidationError if the pipeline lacks columns, ValueError if one of the candidates cannot be written.
+    """
+    given = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
+    columns = None
+    with suppress(pt.inspect.InspectError):
+        columns = dict.fromkeys(map(str, pt.inspect.transformer_outputs(pipeline, given)), True)
+    for start in range(0, len(part), BLOCK_ROWS):
+        as_table(part.iloc[start : start + BLOCK_ROWS])
+    return columns

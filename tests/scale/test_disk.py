@@ -25,6 +25,7 @@ from ..support.digests import Digests, candidates, write_trec
 
 parquet = pytest.importorskip("pyarrow.parquet")
 RUN, TOPICS = candidates(300, 12)
+TERMS = ("term_scores", "term_places")
 WITH_QUERIES = RUN.merge(TOPICS, on="qid", how="left")
 
 
@@ -124,6 +125,52 @@ def test_numbers_as_ids_pipelines_that_cut_and_columns_of_sequences(tmp_path):
     assert found.groupby("qid")["rank"].apply(sorted).to_dict() == {str(i): [0, 1] for i in range(12) if i != 3}
     first = found.iloc[0]
     assert (first["spans"], first["bits"]) == ([[int(first["docno"]), int(first["docno"]) + 1]], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["CEDR-knrm", "MaxSim", "NeuralModel1", "MaxP"])
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
+def test_explanations_are_those_of_transform(name, tmp_path):
+    model, results = systems.make(name, explain=True), tiny.results()
+    ld.rerank_to_disk(model, results, tmp_path / "out")
+    found, expected = (
+        ld.merge_run(tmp_path / "out").set_index(["qid", "docno"]),
+        model(results).set_index(["qid", "docno"]),
+    )
+    assert found.columns.tolist() == expected.columns.tolist()
+    for row, expected_row in zip(found.loc[expected.index].itertuples(), expected.itertuples(), strict=True):
+        assert row.window_spans == [list(span) for span in expected_row.window_spans]
+        terms = [[*term] for term in expected_row.term_scores or ()]
+        assert [token for token, _ in row.term_scores or ()] == [token for token, _ in terms]
+        assert [part for _, part in row.term_scores or ()] == pytest.approx([part for _, part in terms], abs=1e-4)
+    if name == "MaxSim":
+        places = [[place[:3] for place in row] for row in expected["term_places"]]
+        assert [[(*place[:3],) for place in row] for row in found.loc[expected.index, "term_places"]] == places
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
+def test_rows_without_an_explanation_are_written_beside_explained_ones(tmp_path):
+    explained = systems.make("MaxSim", explain=True)
+    missing = pt.apply.generic(lambda frame: frame.assign(**{name: [None, *frame[name][1:]] for name in TERMS}))
+    results = tiny.results().assign(score=range(5))
+    ld.rerank_to_disk(explained >> missing, results, tmp_path / "out")
+    merged = ld.merge_run(tmp_path / "out")
+    assert merged["term_places"].isna().sum() == merged["term_scores"].isna().sum() == 1
+    ld.rerank_to_disk(pt.Transformer.identity(), merged, tmp_path / "again")
+    assert ld.merge_run(tmp_path / "again")["term_places"].tolist() == merged["term_places"].tolist()
+
+
+def test_features_come_back_as_arrays(tmp_path):
+    features = [np.array([i, 0.5]) for i in range(len(WITH_QUERIES))]
+    ld.rerank_to_disk(Digests(), WITH_QUERIES.assign(features=features), tmp_path / "out")
+    found = ld.merge_run(tmp_path / "out")
+    assert np.stack(found["features"]).shape == (300, 2)
+    assert all(isinstance(row, np.ndarray) for row in found["features"])
+
+
+def test_halves_of_surrogate_pairs_are_written_as_models_read_them(tmp_path):
+    text = pd.Series(["cut \ud83d", "whole", None] * 100, dtype=object)
+    ld.rerank_to_disk(Digests(), WITH_QUERIES.assign(text=text), tmp_path / "out")
+    assert set(ld.merge_run(tmp_path / "out")["text"].dropna()) == {"cut ?", "whole"}
 
 
 @pytest.mark.parametrize(
@@ -248,8 +295,10 @@ def test_a_merge_says_which_blocks_are_missing(tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, shard=(1, 3))
     names = written(tmp_path / "out")
     first = min(set(range(3)) - {int(name.partition(".")[0]) for name in names})
-    with pytest.raises(FileNotFoundError, match=f"{first:05}.parquet"):
-        ld.merge_run(tmp_path / "out")
+    unfinished = rf"\d of \d+ blocks are not finished, .*{first:05}\.parquet: repeat the call of rerank_to_disk"
+    for path in (None, tmp_path / "run.res"):
+        with pytest.raises(FileNotFoundError, match=unfinished):
+            ld.merge_run(tmp_path / "out", path)
     with pytest.raises(FileNotFoundError, match="manifest"):
         ld.merge_run(tmp_path)
 
@@ -290,6 +339,14 @@ def test_what_differs_from_the_job_in_the_folder_is_named(cross_encoder, tmp_pat
     ld.rerank_to_disk(model, tiny.longer_results(), tmp_path / "model")
     with pytest.raises(ValueError, match=r"differs in pipeline\.windows\.stride"):
         ld.rerank_to_disk(model.apply_attributes(stride=5), tiny.longer_results(), tmp_path / "model")
+
+
+def test_results_with_other_columns_are_of_another_job(cross_encoder, tmp_path):
+    model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
+    ld.rerank_to_disk(model, tiny.results(), tmp_path, shard=(0, 2))
+    model.explain = True
+    with pytest.raises(ValueError, match=r"differs in columns\.window_scores, .*columns\.window_spans"):
+        ld.rerank_to_disk(model, tiny.results(), tmp_path, shard=(1, 2))
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
@@ -350,6 +407,9 @@ BAD = [
     ({"run": __file__}, ValueError, "test_disk"),
     ({"run": Path(__file__).parent}, FileNotFoundError, "Parquet"),
     ({"run": WITH_QUERIES}, ValueError, "topics= would"),
+    ({"run": RUN.assign(tokens=[{"a": 1}] * 300)}, ValueError, "dictionaries .*columns .'tokens'."),
+    ({"run": RUN.assign(tokens=[[{"a": 1}]] * 300)}, ValueError, "columns .'tokens'.*JSON"),
+    ({"run": RUN.assign(docno=pd.Series(["\ud83d"] * 300, dtype=object))}, ValueError, "'docno' holds half"),
     ({"pipeline": len}, ValueError, "pipeline"),
     ({"pipeline": ld.MaxP("longdoc:minilm-l6")}, pt.validate.InputValidationError, "text_loader"),
 ]
