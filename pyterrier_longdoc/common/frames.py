@@ -69,7 +69,10 @@ def window_fields(text_field: TextField, repeat: TextField | None) -> list[str]:
     fields, repeated = field_names(text_field), [] if repeat is None else field_names(repeat, "repeat")
     others = [name for name in fields if name not in repeated]
     if not others or not set(repeated) <= set(fields):
-        raise ValueError(f"repeat={repeat!r} must name some columns of text_field={text_field!r} and leave one or more")
+        raise ValueError(
+            f"repeat={repeat!r} must name some columns of text_field={text_field!r} and leave one or more: give, for "
+            f"instance, text_field=('title', 'text') and repeat='title'"
+        )
     return others
 
 

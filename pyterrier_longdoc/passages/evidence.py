@@ -96,7 +96,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         tokens = np.array([given[row][1] for row in range(len(sources))], dtype="int64")
         self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
         column, *others = frames.window_fields(self.text_field, self.repeat)
-        out = inp.assign(**{"text" if others else column: texts})
+        out = inp.assign(**{"text" if others else column: pd.Series(texts, dtype=str).array})
         out["evidence_spans"] = pd.Series(spans, index=inp.index, dtype=object)
         return out.assign(evidence_tokens=tokens, window_field="")
 

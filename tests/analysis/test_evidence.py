@@ -101,7 +101,9 @@ def test_text_between_key_blocks_is_not_found():
     explained = make("FirstP", preselect=blocks, explain=True)(pairs)
     place = text.index("walk")
     for start, found in ((place, 0.0), (0, 1.0), (len(text) - 4, 1.0)):
-        assert ld.evidence_recall(explained, gold(("1", "a", start, start + 4)), 2).values.loc[0, "model"].item() == found
+        assert (
+            ld.evidence_recall(explained, gold(("1", "a", start, start + 4)), 2).values.loc[0, "model"].item() == found
+        )
 
 
 @pytest.mark.parametrize(

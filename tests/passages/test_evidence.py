@@ -207,6 +207,11 @@ def test_frames_without_rows(columns):
     assert len(out) == 0
 
 
+def test_the_text_of_a_frame_without_rows_is_text():
+    results = frame(CATS, DOGS)
+    assert evidence(results.iloc[:0])["text"].dtype == evidence(results)["text"].dtype
+
+
 def test_what_is_missing_is_named():
     results = frame(CATS, DOGS)
     with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker explain=True"):
@@ -348,6 +353,11 @@ def test_no_query_exceeds_its_budget_and_nothing_is_made_up(texts, tokens, seed,
     for text, old, spans in zip(out["text"], texts, out["evidence_spans"], strict=True):
         assert text == " [...] ".join(old[a:b].strip() for a, b in spans)
         assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_title_needs_its_column_among_the_texts():
+    with pytest.raises(ValueError, match=r"repeat='title' .* give, for instance, text_field=\('title', 'text'\)"):
+        ld.Evidence(repeat="title")
 
 
 def test_contradictory_limits_are_refused():
