@@ -410,7 +410,9 @@ class Reranker(Presented, pt.Transformer):
         if not isinstance(self.text_field, str):
             raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
         frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
-        frame = frame.assign(docno=frame["number"].astype(str), **{self.text_field: list(texts)})
+        # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
+        column = pd.Series(list(texts), dtype=object)
+        frame = frame.assign(docno=frame["number"].astype(str), **{self.text_field: column})
         found = self.transform(frame).sort_values("rank", ignore_index=True).drop(columns=["qid", "query", "docno"])
         first = ["number", "score", "rank", self.text_field]
         return found[[*first, *found.columns.difference(first, sort=False)]]

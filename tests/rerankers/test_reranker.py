@@ -403,6 +403,13 @@ def test_plain_texts_are_ranked(loaded):
     np.testing.assert_allclose(found.sort_values("number")["score"], loaded(frame)["score"], atol=1e-5)
 
 
+@pytest.mark.parametrize("texts", [[], ["a cat", "cut \ud83d"]])
+def test_plain_texts_are_text_whatever_they_are(texts):
+    found = make("MaxP").rank("cat", texts)
+    assert found["text"].dtype == object
+    assert set(found["text"]) == set(texts)
+
+
 def test_plain_texts_that_are_none():
     model = make("MaxP", explain=True)
     assert list(model.rank("cat", ["a cat"]).columns)[:5] == ["number", "score", "rank", "text", "window_scores"]
