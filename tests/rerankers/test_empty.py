@@ -7,7 +7,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.listwise import Reply
+from pyterrier_longdoc.listwise import CallableBackend, Reply
 from pyterrier_longdoc.training import fit_seeds, k_fold_fit
 
 from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but, told_of
@@ -118,7 +118,8 @@ def test_an_experiment_tells_once_for_each_system(cross_encoder):
 def test_a_job_on_disk_tells_once_of_all_its_blocks(cross_encoder, tmp_path):
     pytest.importorskip("pyarrow")
     model = make("MaxP", cross_encoder)
-    messages = told(lambda: ld.rerank_to_disk(model >> ld.Pointwise(likely), RUN, tmp_path / "two"))
+    pointwise = ld.Pointwise(CallableBackend(likely, name="likely"))
+    messages = told(lambda: ld.rerank_to_disk(model >> pointwise, RUN, tmp_path / "two"))
     assert [message.partition(":")[0] for message in messages] == ["MaxP", "Pointwise"]
 
     def fail(frame):
