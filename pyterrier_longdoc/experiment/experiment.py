@@ -102,8 +102,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         partner: names by system: its gain is relative to this other system, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
             `scipy.stats.ttest_rel`; see `significance.p_values`.
-        correction: of `statsmodels`, e.g. `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg): one for each
-            measure, over all systems compared to one baseline, or to their partners; see `significance.CORRECTIONS`.
+        correction: a method of `statsmodels.stats.multitest.multipletests` or its short name, as in `pt.Experiment`,
+            e.g. `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg): one for each measure, over all systems
+            compared to one baseline, or to their partners.
         alpha: significance level; with a correction, the family's error rate. The paper takes 0.01 for MS MARCO dev
             and 0.05 elsewhere.
         margin: a system within this share of its reference is equivalent: 0.05 is "within 5 %".

@@ -65,7 +65,7 @@ class QueryEvaluator:
         judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]), label=labels)
         if filter_by_topics:
             judged = judged[judged["qid"].isin(set(topics["qid"]))]
-        if not len(judged):
+        if not len(judged) or not len(topics):
             raise ValueError("qrels and topics have no qid in common: no topic can be evaluated")
         measures = _named_measures(metrics)
         self.qids = judged["qid"].drop_duplicates().tolist()

@@ -20,9 +20,6 @@ from ..common.arguments import argument, check_arguments, validate
 from .runs import aggregate
 
 TESTS = ("t", "wilcoxon", "randomisation", "bootstrap")
-CORRECTIONS = ("bonferroni", "holm", "holm-sidak", "simes-hochberg", "hommel", "fdr_bh", "fdr_by", "sidak")
-"""By the names of `statsmodels.stats.multitest.multipletests`."""
-
 RESAMPLES = 10_000
 """Of the randomisation test and the bootstraps: p-values near 0.05 then have a standard error of 0.002."""
 
@@ -52,7 +49,7 @@ class Statistics:
     baseline: tuple[str, ...] = ()
     partner: Mapping[str, str] = field(default_factory=dict)
     test: Test = "t"
-    correction: str | None = argument(None, choices=(None, *CORRECTIONS))
+    correction: str | None = None
     alpha: float = argument(0.05, above=0, below=1)
     margin: float = argument(0.05, above=0, below=1)
     confidence: float = argument(0.95, above=0, below=1)
@@ -63,7 +60,12 @@ class Statistics:
         validate(self, "Experiment")
         if not callable(self.test):
             check_arguments("str", choices=TESTS, test=self.test)
-        if self.correction is not None and not (self.baseline or self.partner):
+        if self.correction is None:
+            return
+        from statsmodels.stats.multitest import multitest_alias
+
+        check_arguments("str", "Experiment", choices=multitest_alias, correction=self.correction)
+        if not (self.baseline or self.partner):
             raise ValueError(f"correction={self.correction!r} has no effect without baseline= or partner=")
 
     def check_names(self, names: Sequence[str]) -> None:

@@ -121,4 +121,5 @@ def _transformer_scores(transformer: pt.Transformer, queries: list[str], texts: 
 
 
 def _name(text: str) -> str:
-    return blake2b(text.encode(), digest_size=12).hexdigest()
+    """Return a hash of 20 characters: Terrier's text scorer takes no longer docnos."""
+    return blake2b(text.encode(), digest_size=10).hexdigest()

@@ -60,7 +60,7 @@ def doubtful():
     "options",
     [
         {},
-        *({"correction": correction} for correction in ("holm", "bonferroni", "fdr_bh")),
+        *({"correction": correction} for correction in ("holm", "bonferroni", "fdr_bh", "hs", "fdr_tsbky")),
         {"test": "wilcoxon"},
         {"test": lambda x, y: stats.mannwhitneyu(x, y)},
     ],
@@ -268,6 +268,7 @@ def test_few_queries_are_named():
 
 
 RUN, OTHER = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 1.0, 1)
+ONLY_QRELS = {"filter_by_qrels": True, "filter_by_topics": False}
 BAD = [
     ({"names": ["a", "a"]}, "names"),
     ({"systems": {"a": RUN}, "names": ["a"]}, "names="),
@@ -303,6 +304,8 @@ BAD = [
     ({"qrels": QRELS.drop(columns="label")}, "label"),
     ({"qrels": "qrels.txt"}, "qrels"),
     ({"qrels": QRELS.assign(qid="x")}, "qid"),
+    ({"qrels": QRELS.assign(qid="x"), **ONLY_QRELS}, "qrels and topics have no qid in common"),
+    ({"topics": TOPICS.head(0), **ONLY_QRELS}, "qrels and topics have no qid in common"),
     ({"batch_size": 0}, "batch_size"),
 ]
 

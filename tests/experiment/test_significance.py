@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.multitest import multitest_alias
 
 from pyterrier_longdoc.experiment import ExperimentResults, Statistics
 from pyterrier_longdoc.experiment.significance import (
-    CORRECTIONS,
     TESTS,
     bootstrap_intervals,
     correct,
@@ -98,13 +98,19 @@ def test_corrections_by_hand():
     assert correct(p, "holm", 0.05)[1] == pytest.approx([3 * 0.01, 2 * 0.03, 2 * 0.03])  # made monotone
     assert correct(p, "fdr_bh", 0.05)[1] == pytest.approx([3 / 1 * 0.01, 3 / 3 * 0.04, 3 / 3 * 0.04])
     assert correct(p, "holm", 0.05)[0].tolist() == [True, False, False]
-    for method in CORRECTIONS:  # the missing one counts as a comparison
+    for method in multitest_alias:  # the missing one counts as a comparison
         with_nan, with_one = (correct(np.array([0.01, p, 0.04]), method, 0.05)[1] for p in (np.nan, 1.0))
         assert with_nan[[0, 2]].tolist() == with_one[[0, 2]].tolist()
         assert np.isnan(with_nan[1])
-    assert with_nan[[0, 2]] == pytest.approx([1 - 0.99**3, 1 - 0.96**3])  # sidak
-    for method in CORRECTIONS:
+    sidak = correct(np.array([0.01, np.nan, 0.04]), "sidak", 0.05)[1]
+    assert sidak[[0, 2]] == pytest.approx([1 - 0.99**3, 1 - 0.96**3])
+    for method in multitest_alias:
         assert correct(np.array([0.001, np.nan]), method, 0.05)[0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("method", multitest_alias)
+def test_every_name_that_statsmodels_has_for_a_correction_is_one(method):
+    assert Statistics(baseline=("a",), correction=method).correction == method
 
 
 def test_equivalence_by_hand():

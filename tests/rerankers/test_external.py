@@ -121,6 +121,22 @@ def test_a_transformer_scores_rows_of_its_own(results):
     assert frame.groupby("docno")["text"].nunique().max() == frame.groupby("text")["docno"].nunique().max() == 1
 
 
+def test_terriers_text_scorer_scores_windows(terrier_index, results):
+    scorer = pt.text.scorer(body_attr="text", wmodel="BM25", background_index=terrier_index.index_obj())
+    rows = results.assign(text=results["text"].fillna(""))
+    windows = [(query, windows_of(text)) for query, text in zip(rows["query"], rows["text"], strict=True)]
+    pairs = [(query, window) for query, own in windows for window in own]
+    asked = pd.DataFrame(pairs, columns=["query", "text"]).drop_duplicates()
+    asked["qid"], asked["docno"] = (
+        pd.factorize(asked["query"])[0].astype(str),
+        pd.factorize(asked["text"])[0].astype(str),
+    )
+    by_pair = scorer(asked).set_index(["query", "text"])["score"].to_dict()
+    expected = [max(by_pair[query, window] for window in own) for query, own in windows]
+    assert len(set(expected)) > 2
+    np.testing.assert_allclose(scores(ld.MaxP(ld.PairScorer(scorer), **WORDS), rows), expected, rtol=1e-6)
+
+
 def test_explanations_point_into_the_text_and_selectors_see_it(results):
     arguments = {"explain": True, **WORDS}
     out = ld.MaxP(ld.PairScorer(overlap), preselect=ld.BM25Windows(2), **arguments)(results)
