@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import NoReturn
 
 import huggingface_hub
@@ -46,7 +46,13 @@ def reachable(name: str, *, weights: bool = True) -> str:
 
 
 def find_file(name: str, path: str) -> Path | None:
-    """Return a file of a checkpoint that `reachable` found; None only if the checkpoint has no such file."""
+    """Return a file of a checkpoint that `reachable` found; None only if the checkpoint has no such file.
+
+    ValueError for a path that leads out of the checkpoint: some come from the checkpoint's own files.
+    """
+    parts = PureWindowsPath(path)  # of both kinds of paths
+    if parts.anchor or ".." in parts.parts:
+        raise ValueError(f"checkpoint {name!r} names the file {path!r}, which is outside of the checkpoint")
     if Path(name).is_dir():
         file = Path(name, path)
         return file if file.is_file() else None
@@ -60,6 +66,13 @@ def find_file(name: str, path: str) -> Path | None:
         ) from None
     except EntryNotFoundError:
         return None
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise ValueError for a file that git-LFS has not fetched: a few lines of text in place of weights."""
+    with file.open("rb") as stream:
+        if stream.read(24) == b"version https://git-lfs.":
+            raise ValueError(f"{str(file)!r} is a git-LFS pointer, not the weights: run 'git lfs pull' in its folder")
 
 
 def unreachable(name: str, error: BaseException) -> NoReturn:

@@ -5,10 +5,12 @@ Shapes: B documents, N windows of a document, V token sequences, H width of an e
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,19 @@ from ..common.files import folder_digest
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, load_encoder
-from .backbones.sentence_transformers_files import Dense, load_dense, pooling_of, read_json
+from .backbones.sentence_transformers_files import (
+    Dense,
+    check_field,
+    load_dense,
+    longest_of,
+    modules_of,
+    pooling_of,
+    read_json,
+    transformer_settings,
+)
 from .devices import current_dtype
 from .encoder import WindowEncoder, map_distinct
-from .inputs import NOTHING, Encoded, InputFormat, Pairs, QueryStates, to_dense
+from .inputs import NOTHING, Encoded, InputFormat, Pairs, QueryStates, Settings, to_dense
 from .tokens import TokenCache
 from .weights import WeightsWatch
 
@@ -70,6 +81,10 @@ class EmbeddingEncoder(WindowEncoder):
     def make_format(self, backbone: Backbone) -> InputFormat:
         return prefixed_format(backbone, self.prefixes, self.position_step)
 
+    def use(self, settings: Settings) -> None:
+        lengths = self.shared.settings
+        super().use(within_lengths(settings, self.input_format, lengths.query_length, lengths.document_length))
+
     def refresh(self) -> None:
         self.shared.forget_if_changed(self)
 
@@ -86,9 +101,13 @@ class EmbeddingEncoder(WindowEncoder):
 
     def _embed(self, sequences: Sequence[np.ndarray], form: InputFormat, coverage: Coverage | None) -> torch.Tensor:
         """Return `(V, H)` fp32 embeddings of V token sequences; remembered ones are not encoded again."""
+        made_by = self.shared.settings
 
         def embed(new: list[np.ndarray]) -> np.ndarray:
             vectors = self.vectors([NOTHING], [0] * len(new), new, form, coverage)
+            if made_by.normalizes:
+                vectors = nn.functional.normalize(vectors, dim=-1)
+            vectors = vectors[:, : made_by.truncate_dim]
             if self.similarity == "cosine":
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
@@ -171,7 +190,8 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
     encoder = _LOADED.get(key)
     if encoder is None:
         name = reachable(name)
-        encoder = SharedEncoder(load_encoder(name, trust_remote_code=trust_remote_code), embedding_settings(name))
+        backbone = load_encoder(name, trust_remote_code=trust_remote_code)
+        encoder = SharedEncoder(backbone, embedding_settings(name, backbone.tokenizer))
         _LOADED[key] = encoder
     return encoder
 
@@ -190,6 +210,10 @@ class EmbeddingSettings:
         similarity: `"cosine"`, `"dot"`, or one that `BiEncoder` does not have; None if no file names it.
         query_prefix: put before queries.
         passage_prefix: put before passages.
+        normalizes: whether embeddings have length 1 before they are compared, whatever the similarity.
+        truncate_dim: how many numbers of an embedding count; None for all.
+        query_length: most tokens of a query, special ones included; None if no file tells.
+        document_length: most tokens of a passage, special ones included; None if no file tells.
     """
 
     pooling: str | None = None
@@ -198,21 +222,25 @@ class EmbeddingSettings:
     similarity: str | None = None
     query_prefix: str = ""
     passage_prefix: str = ""
+    normalizes: bool = False
+    truncate_dim: int | None = None
+    query_length: int | None = None
+    document_length: int | None = None
 
 
-def embedding_settings(name: str) -> EmbeddingSettings:
+def embedding_settings(name: str, tokenizer: Any) -> EmbeddingSettings:
     """Read `modules.json` and `config_sentence_transformers.json`; empty settings if there are none."""
-    modules = read_json(name, "modules.json")
     pooling, projection, pools_prompt = None, None, True
     kinds: list[str] = []
-    for module in modules or []:
-        kind = module["type"].rsplit(".", 1)[-1]
+    for kind, path in modules_of(name):
+        config = read_json(name, Path(path, "config.json").as_posix()) or {}
         if kind == "Pooling":
-            config = read_json(name, f"{module['path']}/config.json") or {}
             pooling, pools_prompt = pooling_of(config), config.get("include_prompt", True)
         elif kind == "Dense" and kinds[-1:] == ["Pooling"]:
-            projection = load_dense(name, module["path"])
-        elif kind not in ("Transformer", "Normalize"):
+            projection = load_dense(name, path)
+        elif kind == "Normalize" and "Pooling" in kinds:
+            check_field(name, path, config)
+        elif kind != "Transformer" or kinds:
             after = f" after {kinds[-1]}" if kinds else ""
             raise ValueError(
                 f"checkpoint {name!r} has a {kind} layer{after} for its embeddings, which BiEncoder cannot apply"
@@ -220,15 +248,57 @@ def embedding_settings(name: str) -> EmbeddingSettings:
         kinds.append(kind)
     model_config = read_json(name, "config_sentence_transformers.json") or {}
     prompts = model_config.get("prompts") or {}
-    default_prompt = prompts.get(model_config.get("default_prompt_name"), "")
+    default_prompt = prompts.get(model_config.get("default_prompt_name"))
+    query_length, document_length = _lengths(name, tokenizer) if kinds else (None, None)
     return EmbeddingSettings(
         pooling,
         projection,
         pools_prompt,
         similarity=model_config.get("similarity_fn_name"),
-        query_prefix=prompts.get("query") or default_prompt,
-        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default_prompt),
+        # An empty prompt is one, too: sentence-transformers puts no other in its place.
+        query_prefix=prompts.get("query", default_prompt) or "",
+        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if key in prompts), default_prompt) or "",
+        normalizes="Normalize" in kinds,
+        truncate_dim=model_config.get("truncate_dim"),
+        query_length=query_length,
+        document_length=document_length,
     )
+
+
+def _lengths(name: str, tokenizer: Any) -> tuple[int, int]:
+    """Return the most tokens of a query and of a passage; ValueError for settings that BiEncoder cannot apply."""
+    settings = transformer_settings(name)
+    reading = settings.get("modality_config") or {"text": {}}
+    refused = {
+        "processing_kwargs": settings.get("processing_kwargs"),
+        "query_expansion": settings.get("query_expansion"),
+        "transformer_task": settings.get("transformer_task") not in (None, "feature-extraction"),
+        "modality_config": "text" not in reading,
+    }
+    for key, is_refused in refused.items():
+        if is_refused:
+            raise ValueError(f"checkpoint {name!r} has {key}={settings[key]!r}, which BiEncoder cannot apply")
+    longest = longest_of(settings, tokenizer)
+    return settings.get("query_length") or longest, settings.get("document_length") or longest
+
+
+def within_lengths(
+    settings: Settings, form: InputFormat, query_length: int | None, document_length: int | None
+) -> Settings:
+    """Return settings in which a checkpoint's lengths hold for queries and windows that no argument gives a size."""
+    query_form: Any = form.query_format
+    if settings.max_query_len is None and (query_length or form.longest):
+        longest = min(query_length or sys.maxsize, form.longest or sys.maxsize)
+        settings = replace(settings, max_query_len=max(1, longest - query_form.specials))
+    has_size = settings.windows.within(settings.windows.largest or sys.maxsize) == settings.windows
+    if document_length and not has_size:
+        settings = settings.within(room(form, document_length))
+    return settings
+
+
+def room(form: InputFormat, document_length: int) -> int:
+    """Return the most tokens of a window in inputs of this length, as far as the backbone takes it."""
+    return max(1, min(document_length, form.longest or sys.maxsize) - form.specials)
 
 
 def prefixed_format(backbone: Backbone, prefixes: dict[str, str], position_step: int = 1) -> InputFormat:

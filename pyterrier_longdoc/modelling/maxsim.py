@@ -29,7 +29,7 @@ from ..common.packaged import encoder_folder
 from ..common.store import ArrayStore
 from .backbones.load import Backbone, load_encoder, values_of
 from .backbones.multi_vector_files import load_token_vectors
-from .biencoder import prefixed_format
+from .biencoder import prefixed_format, within_lengths
 from .heads.base import WarmStart
 from .inputs import NOTHING, Encoded, InputFormat, Pairs, Settings, WindowBatch, to_dense
 from .late_interaction import SeparateEncoder
@@ -76,14 +76,7 @@ class MaxSimEncoder(SeparateEncoder):
             raise ValueError(
                 f"the checkpoint expands queries to {how.expand_to} tokens; its model takes {form.longest}"
             )
-        if settings.max_query_len is None and (how.query_length or form.longest):
-            longest = min(how.query_length or sys.maxsize, form.longest or sys.maxsize)
-            settings = replace(settings, max_query_len=max(1, longest - form.query_format.specials))
-        has_size = settings.windows.within(settings.windows.largest or sys.maxsize) == settings.windows
-        if how.document_length and not has_size:
-            longest = min(how.document_length, form.longest or sys.maxsize)
-            settings = settings.within(max(1, longest - form.specials))
-        super().use(settings)
+        super().use(within_lengths(settings, form, how.query_length, how.document_length))
         if factor := settings.token_pooling:
             how = replace(how, pooling=factor, pooling_normalizes=how.pooling_normalizes or how.pooling == 1 < factor)
         self.query_form: Any = replace(self.format.query_format or form, vectors=replace(how, side="query"))

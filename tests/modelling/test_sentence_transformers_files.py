@@ -148,6 +148,8 @@ PROMPT = {"prompts": {"find": "find "}, "default_prompt_name": "find"}
         ("4_Dense/config.json", {"module_output_name": "x"}),
         ("4_Dense/config.json", {"activation_function": "torch.nn.Tanh"}),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}),
+        ("sentence_bert_config.json", {"config_kwargs": {"num_hidden_layers": 1}}),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"add_special_tokens": False}}}),
     ],
 )
 def test_what_is_refused_by_name(file, values, tmp_path):
@@ -155,6 +157,47 @@ def test_what_is_refused_by_name(file, values, tmp_path):
     change(folder, file, **values)
     [name] = values
     with pytest.raises(ValueError, match=name):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "modules"])
+def test_lower_case_that_the_tokenizer_does_not_make_is_refused(kind, tmp_path):
+    folder = str(tmp_path / "stored")
+    if kind == "classifier":
+        CrossEncoder(tiny.checkpoint(tmp_path / "base"), device="cpu").save_pretrained(folder)
+    else:
+        stored(tmp_path)
+    change(folder, "sentence_bert_config.json", do_lower_case=True)
+    ld.FirstP(folder, **READING).model  # noqa: B018 - this tokenizer makes it
+    tiny.cased(folder)
+    with pytest.raises(ValueError, match="do_lower_case"):
+        load_backbone(folder)
+
+
+def test_settings_of_a_processor_that_change_no_score_are_accepted(tmp_path):
+    model, folder = stored(tmp_path, "mean")
+    change(folder, "sentence_bert_config.json", processing_kwargs={"text": {"padding": "longest", "max_length": 100}})
+    np.testing.assert_allclose(scores(ld.FirstP(folder, **READING), FRAME), predicted(model), atol=1e-5)
+
+
+def test_the_longest_input_is_that_of_the_backbone(tmp_path):
+    base = tiny.checkpoint(tmp_path / "base")
+    CrossEncoder(base, device="cpu", max_length=32).save_pretrained(str(tmp_path / "stored"))
+    frame = tiny.frame(["old dog"], [tiny.LONG])
+    pairs = list(frame[["query", "text"]].itertuples(index=False, name=None))
+    found = scores(ld.FirstP(tmp_path / "stored", **READING), frame)
+    np.testing.assert_allclose(found, predicted(CrossEncoder(base, device="cpu"), pairs), atol=1e-5)
+    assert np.abs(found - predicted(CrossEncoder(str(tmp_path / "stored"), device="cpu"), pairs)).max() > 1e-3
+
+
+@pytest.mark.parametrize("key", ["sentence_transformers", "sbert_ce_default_activation_function"])
+def test_a_function_of_the_scores_in_an_older_checkpoint_is_read(key, tmp_path):
+    folder = tiny.checkpoint(tmp_path)
+    for function in ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.ReLU"):
+        change(folder, "config.json", **{key: {"activation_fn": function} if key[1] == "e" else function})
+        if function.endswith("Identity"):
+            load_backbone(folder)
+    with pytest.raises(ValueError, match="ReLU"):
         load_backbone(folder)
 
 

@@ -66,15 +66,15 @@ def take_apart(model: Any) -> Parts:
     config = model.config
     if is_decoder(config):
         # A decoder's head looks at the last token: only that one sees the whole input.
-        has_head = isinstance(getattr(model, "score", None), nn.Linear)
-        encoder = model.base_model
-        return Parts(encoder, None, one_logit(model.score), "last") if has_head else Parts(encoder, None, None, "mean")
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            return Parts(model.base_model, None, None, "mean")
+        return Parts(model.base_model, None, one_logit(model.score, config.id2label), "last")
     if not hasattr(model, "classifier") or not has_known_head(config):
         return Parts(without_pooler(model), None, None, "cls")
     representation, final = CLASSIFIERS[config.model_type](model)
     pooling = getattr(config, "classifier_pooling", "cls") if config.model_type in ("modernbert", "eurobert") else "cls"
     pooling = {"bos": "cls"}.get(pooling, pooling)
-    return Parts(without_pooler(model.base_model), representation, one_logit(final), pooling)
+    return Parts(without_pooler(model.base_model), representation, one_logit(final, config.id2label), pooling)
 
 
 def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
@@ -136,7 +136,7 @@ def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any
     layers: tuple[tuple[Any, str], ...] = ((parts.representation.dense, "pooler.dense"), (final, "classifier"))
     for layer, name in layers:
         layer.load_state_dict({kind: weights[f"{name}.{kind}"] for kind in ("weight", "bias")})
-    return replace(parts, final=one_logit(final))
+    return replace(parts, final=one_logit(final, config_json.get("id2label") or {}))
 
 
 def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
@@ -152,10 +152,35 @@ def without_pooler(encoder: Any) -> Any:
     return encoder
 
 
-def one_logit(final: nn.Linear) -> nn.Linear:
-    """Return `Linear(H, 1)` with a bias; two logits become logit[1] - logit[0], which ranks as log p(relevant) does."""
+_OPPOSITES = {"yes": "no", "true": "false", "positive": "negative", "pos": "neg", "label1": "label0", "1": "0"}
+_NEGATIONS = ("not", "non", "no", "ir", "un", "in")
+
+
+def relevant_label(names: Mapping[Any, str]) -> int | None:
+    """Return which of two labels is the positive one by their names; None if they do not tell.
+
+    The second one without names, and by transformers' own, "LABEL_0" and "LABEL_1".
+
+    Example:
+        >>> relevant_label({0: "relevant", 1: "not relevant"})
+        0
+    """
+    ordered = [name for _, name in sorted(names.items())] if len(names) == 2 else ["0", "1"]
+    words = ["".join(filter(str.isalnum, name.lower())) for name in ordered]
+    for label, word in enumerate(words):
+        if words[1 - label] in (_OPPOSITES.get(word), *(negation + word for negation in _NEGATIONS)):
+            return label
+    return None
+
+
+def one_logit(final: nn.Linear, names: Mapping[Any, str] | None = None) -> nn.Linear:
+    """Return `Linear(H, 1)` with a bias; of two logits the relevant label's less the other, as log p(relevant) ranks.
+
+    `names` are those of the labels, see `relevant_label`.
+    """
     if final.out_features == 2:
-        return _margin(final, 1, 0)
+        relevant = relevant_label(names or {}) or 0
+        return _margin(final, relevant, 1 - relevant)
     if final.bias is None:
         final.bias = nn.Parameter(torch.zeros(1))
     return final

@@ -8,7 +8,9 @@ With the three apart, every head can start from scores that make sense before an
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from ...common.hub import find_file, reachable
+from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
 from ..inputs import InputFormat
@@ -47,6 +49,7 @@ from .classifiers import (
     has_known_head,
     is_classifier,
     one_logit,
+    relevant_label,
     take_answers,
     take_apart,
     without_pooler,
@@ -55,8 +58,10 @@ from .multi_vector_files import late_interaction_format
 from .sentence_transformers_files import (
     CrossEncoderFiles,
     RepresentationSteps,
+    check_lower_case,
     cross_encoder_files,
     load_layers,
+    read_json,
     read_weights,
 )
 from .t5 import ENCODER_DECODERS, FirstStep
@@ -225,8 +230,9 @@ def load_backbone(
     layers = () if files is None else files.layers
     classifies = has_known_head(config)
     if is_classifier(config):
-        _check_labels(name, config.model_type, config.num_labels, supported=classifies)
+        _check_labels(name, config.num_labels, config.id2label if classifies else None)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    check_lower_case(name, tokenizer)
     if pairs:
         template = _template(config, tokenizer, files, options.template)
         prompt = "" if files is None or template is not None else files.prompt
@@ -243,10 +249,11 @@ def load_backbone(
         parts = take_answers(model, tokenizer, answers)
     elif files is not None and layers:
         steps, scores = load_layers(name, layers, int(config.hidden_size))
-        _check_labels(name, config.model_type, scores.out_features, supported=True)
+        _check_labels(name, scores.out_features, {})
         parts = Parts(without_pooler(model), steps, one_logit(scores), str(files.pooling))
     else:
         parts = take_apart(model)
+    _warn_of_lost_head(name, config, parts)
     return _assemble(parts, tokenizer, options)
 
 
@@ -266,6 +273,8 @@ def _check_encoder_decoder(name: str, family: str, options: BackboneOptions, *, 
 
 def load_pretrained(auto_class: Any, name: str, config: Any, **options: Any) -> Any:
     """Load the model of a checkpoint; ValueError if weights are missing, except those of an unused pooler."""
+    for file in Path(name).glob("model*.safetensors"):
+        refuse_pointer(file)
     with quiet():
         model, report = auto_class.from_pretrained(
             name,
@@ -332,7 +341,7 @@ def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions
     """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
     state = read_weights(name, "model.safetensors")
     if "classifier.weight" in state:
-        _check_labels(name, AlibiConfig.model_type, len(state["classifier.weight"]), supported=True)
+        _check_labels(name, len(state["classifier.weight"]), config_json.get("id2label") or {})
     parts = alibi_parts(state, config_json)
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
@@ -397,23 +406,39 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def _check_labels(name: str, family: str, labels: int, *, supported: bool) -> None:
+def _check_labels(name: str, labels: int, names: Mapping[Any, str] | None) -> None:
     if labels > 2:
         raise ValueError(f"checkpoint {name!r} is a classifier with {labels} labels, but a reranker needs one or two")
-    if not supported:
+    if labels == 2 and names is not None:  # of a head that is taken over
+        relevant = relevant_label(names)
+        if relevant is None:
+            raise ValueError(
+                f"checkpoint {name!r} has two labels, {' and '.join(map(repr, names.values()))}, which do not say "
+                f"which one is relevant: name them 'irrelevant' and 'relevant' in id2label of its config.json"
+            )
+        logger.warning("%r has two labels: its score is logit[%d] - logit[%d]", name, relevant, 1 - relevant)
+
+
+def _warn_of_lost_head(name: str, config: Any, parts: Parts) -> None:
+    if is_classifier(config) and parts.final is None:
         logger.warning(
             "%r: the classification head of %s is left out, and the model must be trained: only heads of these "
-            "architectures can be taken over: %s",
+            "architectures can be taken over: %s, and language models with one linear layer, 'score'",
             name,
-            family,
+            config.model_type,
             ", ".join(CLASSIFIERS),
         )
-    elif labels == 2:
-        logger.warning("%r has two labels: its score is logit[1] - logit[0]", name)
 
 
 def checkpoint_config(name: str) -> dict[str, Any]:
-    """Return the config.json of a Hugging Face checkpoint; ValueError if this package has saved the model."""
+    """Return the config.json of a Hugging Face checkpoint; ValueError for an adapter, or if this package saved it."""
+    adapter = read_json(name, "adapter_config.json")
+    if adapter is not None:
+        raise ValueError(
+            f"checkpoint {name!r} is a LoRA adapter of {adapter.get('base_model_name_or_path')!r}: merge it first, "
+            f"with peft.AutoPeftModelForSequenceClassification.from_pretrained({name!r}).merge_and_unload()"
+            f".save_pretrained(folder), save the tokenizer there, too, and give that folder"
+        )
     config, _ = PretrainedConfig.get_config_dict(name)
     if config.get("format") == SAVED_FORMAT:
         cure = f"restore it with {config['class']}.load({name!r})"

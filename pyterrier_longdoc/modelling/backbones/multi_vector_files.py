@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
 from ..token_vectors import TokenVectors
-from .sentence_transformers_files import RepresentationSteps, Step, dense_step, load_steps, read_json, read_weights
+from .sentence_transformers_files import (
+    RepresentationSteps,
+    Step,
+    dense_step,
+    load_steps,
+    longest_of,
+    modules_of,
+    read_json,
+    read_weights,
+    transformer_settings,
+)
 
 DIMENSIONS, EXPANSION = 128, 32
 """Width of a new projection, and tokens of an expanded query: ColBERT's (Khattab & Zaharia 2020, section 4)."""
@@ -54,7 +63,7 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
     A checkpoint of no such format gets a random projection from `width` to 128 features. ValueError for modules and
     settings that cannot be applied.
     """
-    modules, general = read_json(name, "modules.json"), read_json(name, "config_sentence_transformers.json") or {}
+    modules, general = modules_of(name), read_json(name, "config_sentence_transformers.json") or {}
     architectures = (read_json(name, "config.json") or {}).get("architectures") or [""]
     linear = {"kind": "dense", "inputs": width, "bias": False, "activation": "Identity", "residual": False}
     kind = late_interaction_format(name)
@@ -68,15 +77,12 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
         return TokenVectors(trained=False), RepresentationSteps([{**linear, "outputs": DIMENSIONS}], width)
     else:
         is_pylate, general = True, _of_stanford(read_json(name, "artifact.metadata") or {})
-        settings, _ = _read_modules(name, [{"type": "Transformer", "path": ""}], general, tokenizer, is_pylate=True)
+        settings, _ = _read_modules(name, [("Transformer", "")], general, tokenizer, is_pylate=True)
         weight = read_weights(name, "model.safetensors")["linear.weight"]
         projection = RepresentationSteps([{**linear, "outputs": len(weight)}], width)
         projection.load_state_dict({"0.linear.weight": weight})
     if is_pylate:
         _register(tokenizer, (settings["query_prefix"], settings["document_prefix"]))
-    wants_lower_case = (read_json(name, "sentence_bert_config.json") or {}).get("do_lower_case")
-    if wants_lower_case and tokenizer.tokenize("A") != tokenizer.tokenize("a"):
-        raise ValueError(f"checkpoint {name!r} has do_lower_case, which its tokenizer does not do")
     settings["skipped"] = _ids(tokenizer, settings["skipped"] or ())
     filler = settings.pop("token", None) or tokenizer.mask_token or tokenizer.eos_token
     if settings.get("expand_to"):
@@ -85,16 +91,14 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
 
 
 def _read_modules(
-    name: str, modules: Sequence[dict[str, Any]], general: dict[str, Any], tokenizer: Any, *, is_pylate: bool
+    name: str, modules: Sequence[tuple[str, str]], general: dict[str, Any], tokenizer: Any, *, is_pylate: bool
 ) -> tuple[dict[str, Any], list[tuple[Step, str]]]:
-    kinds, paths = [module["type"].rsplit(".", 1)[-1] for module in modules], [module["path"] for module in modules]
-    config = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
+    kinds, config = [kind for kind, _ in modules], transformer_settings(name)
     if kinds[0] != "Transformer" or "message" in config.get("modality_config", {}) or config.get("processing_kwargs"):
         problem = f"begins with a {kinds[0]}, a chat template or processing_kwargs"
         raise ValueError(f"checkpoint {name!r} {problem}: MaxSim needs a Transformer without them")
     lengths = {**_pylate_lengths(general), **config} if is_pylate else config
-    # Versions of sentence-transformers from 5.4 on store this length in the tokenizer alone.
-    longest = lengths.get("max_seq_length") or tokenizer.model_max_length
+    longest = longest_of(config, tokenizer)
     expansion = lengths.get("query_expansion") or {}
     is_fixed, attends = expansion.get("strategy") == "fixed", expansion.get("attend", False)
     settings: dict[str, Any] = {
@@ -114,7 +118,7 @@ def _read_modules(
         marker, prompt = general.get(f"{side}_prefix") or "", (general.get("prompts") or {}).get(side) or ""
         settings[f"{side}_prefix"] = marker + prompt.removeprefix(marker)
     layers: list[tuple[Step, str]] = []
-    for place, (kind, path) in enumerate(zip(kinds[1:], paths[1:], strict=True)):
+    for place, (kind, path) in enumerate(modules[1:]):
         config = read_json(name, f"{path}/config.json") or {}
         fields = {config.get(f"module_{part}_name") or _TOKENS for part in ("input", "output")}
         in_order = (kind != "Dense" or len(layers) == place) and _MODULES[-1] not in kinds[1 : place + 1]

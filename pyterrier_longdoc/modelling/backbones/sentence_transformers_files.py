@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import json
+import string
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ...common.hub import find_file
+from ...common.hub import find_file, refuse_pointer
 
 _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
 """Functions of the scores that keep every ranking."""
@@ -28,6 +29,24 @@ _CLASSIFIES, _ANSWERS, _ENCODES = "sequence-classification", "text-generation", 
 
 _VECTOR = "sentence_embedding"
 """The name of the pooled vector, before and after the layers, in these files."""
+
+_SETTINGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Files with the settings of a Transformer module; those after the first are of old checkpoints."""
+
+_LOADING = {"model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"}
+"""Settings of a Transformer module that hold arguments for transformers, in old and new words."""
+
+_CHANGES_NO_SCORE = {
+    *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "model_max_length"),
+    *("padding_side", "torch_dtype", "trust_remote_code", "use_cache", "use_fast"),
+}
+"""Arguments for transformers that need not be followed here; the length is read by `longest_of`."""
+
+_READS_PAIRS = {"chat_template", "max_length", "padding", "truncation", "logits_to_keep"}
+"""Settings of a processor that are applied or, as cross-encoders keep the backbone's limit, need not be."""
 
 _POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 """From the poolings that can be taken over to their names here."""
@@ -94,13 +113,15 @@ class CrossEncoderFiles:
 
 def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
     """Read the files of a cross-encoder of sentence-transformers 5.4 or later; None where there are none."""
-    modules = read_json(name, "modules.json")
     model_config = read_json(name, "config_sentence_transformers.json") or {}
-    if not modules or model_config.get("model_type") != "CrossEncoder":
+    if not read_json(name, "modules.json") or model_config.get("model_type") != "CrossEncoder":
+        _check_activation(name, _older_activation(read_json(name, "config.json") or {}))
         return None
     _check_activation(name, model_config.get("activation_fn"))
-    kinds, paths = [module["type"].rsplit(".", 1)[-1] for module in modules], [module["path"] for module in modules]
-    transformer_config = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
+    modules = modules_of(name)
+    kinds, paths = [kind for kind, _ in modules], [path for _, path in modules]
+    transformer_config = transformer_settings(name)
+    _check_processing(name, transformer_config.get("processing_kwargs") or {})
     # The prompt that `predict` uses by default; callers must name any other.
     default, task = model_config.get("default_prompt_name"), transformer_config.get("transformer_task", _ENCODES)
     prompt = "" if default is None else model_config["prompts"][default] or ""
@@ -127,7 +148,7 @@ def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
             f"checkpoint {name!r} has pooling_mode={pooling!r} and include_prompt={includes_prompt!r}: only "
             f"{', '.join(_POOLINGS)} can be taken over, over the prompt as well"
         )
-    layers = _layers(name, list(zip(kinds, paths, strict=True))[2:])
+    layers = _layers(name, modules[2:])
     return CrossEncoderFiles(prompt, chat, pooling=_POOLINGS[pooling], layers=layers)
 
 
@@ -150,7 +171,9 @@ def load_steps(name: str, layers: Sequence[tuple[Step, str]], width: int) -> Rep
 
 def load_dense(name: str, path: str) -> Dense:
     """Return a Dense module with its weights; `path` is its folder in the checkpoint."""
-    layer = _build_layer(dense_step(name, path, read_json(name, f"{path}/config.json") or {}))
+    config = read_json(name, f"{path}/config.json") or {}
+    check_field(name, path, config)
+    layer = _build_layer(dense_step(name, path, config))
     _fill(layer, name, path)
     return layer  # type: ignore[return-value]
 
@@ -164,6 +187,7 @@ def read_weights(name: str, path: str) -> dict[str, torch.Tensor]:
     file = find_file(name, path)
     if file is None:
         raise ValueError(f"checkpoint {name!r} has no {path}")
+    refuse_pointer(file)
     return {key: value.float() for key, value in load_file(file).items()}
 
 
@@ -209,6 +233,13 @@ def dense_step(name: str, path: str, config: dict[str, Any], vector: str = _VECT
     }
 
 
+def check_field(name: str, path: str, config: dict[str, Any]) -> None:
+    """Raise ValueError for a module that reads or writes anything but the pooled vector."""
+    for part in ("module_input_name", "module_output_name"):
+        if (config.get(part) or _VECTOR) != _VECTOR:
+            raise ValueError(f"checkpoint {name!r} has {part}={config[part]!r} in {path}: it must be {_VECTOR!r}")
+
+
 def _check_activation(name: str, activation: str | None) -> None:
     """Raise ValueError for a function of the scores that may change their order; it is left out here."""
     rising = activation is None or (activation.startswith("torch.nn.") and activation.rsplit(".", 1)[-1] in _RISING)
@@ -216,6 +247,12 @@ def _check_activation(name: str, activation: str | None) -> None:
         raise ValueError(
             f"checkpoint {name!r} puts activation_fn={activation!r} on its scores, which may change their order"
         )
+
+
+def _older_activation(config: dict[str, Any]) -> str | None:
+    """Return the function of the scores that a config.json of sentence-transformers before 5.4 names; None if none."""
+    named = (config.get("sentence_transformers") or {}).get("activation_fn")
+    return named or config.get("sbert_ce_default_activation_function")
 
 
 def pooling_of(config: dict[str, Any]) -> str | None:
@@ -227,6 +264,66 @@ def pooling_of(config: dict[str, Any]) -> str | None:
     modes = [modes] if isinstance(modes, str) else list(modes)
     # Before version 5.4 each mode was a setting named so.
     return "+".join(mode.removesuffix("_tokens").removesuffix("_token") for mode in modes) or None
+
+
+def modules_of(name: str) -> list[tuple[str, str]]:
+    """Return kind and folder of each module that `modules.json` names; none if there is no such file.
+
+    ValueError for a module whose code belongs to the checkpoint.
+    """
+    modules = read_json(name, "modules.json") or []
+    for module in modules:
+        if not module["type"].startswith(("sentence_transformers.", "pylate.")):
+            raise ValueError(
+                f"checkpoint {name!r} has the module {module['type']!r}, whose code is not that of "
+                f"sentence-transformers: it cannot be applied"
+            )
+    return [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
+
+
+def transformer_settings(name: str) -> dict[str, Any]:
+    """Return the settings of the Transformer module, the first one; ValueError for those that cannot be applied."""
+    modules = modules_of(name)
+    folder = modules[0][1] if modules else ""
+    files = (Path(folder, file).as_posix() for file in (_SETTINGS if modules else ()))
+    settings = next(filter(None, (read_json(name, file) for file in files)), {})
+    for key in _LOADING & set(settings):
+        if changes := {k: v for k, v in (settings[key] or {}).items() if k not in _CHANGES_NO_SCORE and v is not None}:
+            raise ValueError(f"checkpoint {name!r} is loaded with {key}={changes!r}, which cannot be applied here")
+    reading = settings.get("modality_config", {}).get("text", {})
+    output = reading.get("method"), reading.get("method_output_name")
+    if reading and output not in (("forward", "last_hidden_state"), ("forward", "logits")):
+        raise ValueError(
+            f"checkpoint {name!r} has modality_config={reading!r} for texts: only the last_hidden_state or the logits "
+            f"of the method 'forward' can be taken over"
+        )
+    return settings
+
+
+def longest_of(settings: dict[str, Any], tokenizer: Any) -> int:
+    """Return the most tokens of an input by the settings of a Transformer module; a huge number for no limit."""
+    arguments = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+    # Versions of sentence-transformers from 5.4 on store this length in the tokenizer alone.
+    return int(arguments.get("model_max_length") or settings.get("max_seq_length") or tokenizer.model_max_length)
+
+
+def check_lower_case(name: str, tokenizer: Any) -> None:
+    """Raise ValueError if sentence-transformers would put texts in lower case where the tokenizer does not."""
+    letters = " ".join(string.ascii_uppercase)
+    keeps_case = tokenizer.tokenize(letters) != tokenizer.tokenize(letters.lower())
+    if keeps_case and transformer_settings(name).get("do_lower_case"):
+        raise ValueError(
+            f"checkpoint {name!r} has do_lower_case, which its tokenizer does not do: put a Lowercase normalizer in "
+            f"its tokenizer.json"
+        )
+
+
+def _check_processing(name: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for settings of a cross-encoder's processor that change what it reads."""
+    given = {**options, **(options.get("text") or {}), **(options.get("common") or {})}
+    changes = {key: value for key, value in given.items() if key not in _READS_PAIRS | {"text", "common"}}
+    if changes:
+        raise ValueError(f"checkpoint {name!r} has processing_kwargs={changes!r}, which cannot be applied here")
 
 
 def read_json(name: str, path: str) -> Any:
