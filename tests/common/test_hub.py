@@ -251,3 +251,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         for load in (lambda name: ld.MaxP.load(name), lambda name: ld.MaxP(name).model):
             with pytest.raises(FileNotFoundError, match=f"^there is no folder '{name}'"):
                 load(name)
+
+
+@pytest.mark.parametrize(
+    "path", ["../evil.json", "1_Pooling/../../evil.json", "..\\evil.json", "/evil.json", "C:\\evil.json"]
+)
+def test_files_outside_of_a_checkpoint_are_refused(path, tmp_path):
+    (tmp_path / "evil.json").write_text("{}")
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(ValueError, match="outside of the checkpoint"):
+        find_file(str(tmp_path / "checkpoint"), path)

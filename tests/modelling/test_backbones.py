@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BartConfig, BertConfig
+from transformers import AutoModelForSequenceClassification, BartConfig, BertConfig
 
-from pyterrier_longdoc.modelling.backbones.architectures import BigBirdRules
+from pyterrier_longdoc.modelling.backbones.architectures import BackboneOptions, BigBirdRules
+from pyterrier_longdoc.modelling.backbones.classifiers import CLASSIFIERS
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
@@ -96,6 +97,80 @@ def test_two_labels_score_their_difference(tmp_path, caplog):
     both = logits(folder, QUERIES, TEXTS)
     assert both.shape == (5, 2)
     np.testing.assert_allclose(scorer_of(backbone).score(QUERIES, TEXTS).scores, both[:, 1] - both[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "relevant"),
+    [
+        *((["relevant", no], 0) for no in ("irrelevant", "Not relevant", "non-relevant")),
+        *((pair, 0) for pair in (["yes", "no"], ["True", "False"], ["POSITIVE", "NEGATIVE"], ["related", "unrelated"])),
+        *((pair, 1) for pair in (["LABEL_0", "LABEL_1"], ["0", "1"], ["not_entailment", "entailment"])),
+    ],
+)
+def test_the_names_of_two_labels_say_which_is_positive(names, relevant, tmp_path):
+    folder = tiny.checkpoint(tmp_path, labels=2, id2label=dict(enumerate(names)))
+    both = logits(folder, QUERIES, TEXTS)
+    found = scorer_of(load_backbone(folder)).score(QUERIES, TEXTS).scores
+    np.testing.assert_allclose(found, both[:, relevant] - both[:, 1 - relevant], atol=1e-5)
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["relevant", "other"], ["relevant", "relevant"]])
+def test_two_labels_whose_names_do_not_say_it_are_refused(names, tmp_path):
+    folder = tiny.checkpoint(tmp_path, labels=2, id2label=dict(enumerate(names)))
+    with pytest.raises(ValueError, match=f"two labels, {names[0]!r} and {names[1]!r}.*id2label"):
+        load_backbone(folder)
+
+
+OPTIONS = {"longformer": BackboneOptions(global_attention="cls")}
+LIKE_ROBERTA = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
+HEADS = {
+    **tiny.FAMILIES,
+    "camembert": LIKE_ROBERTA,
+    "longformer": {**LIKE_ROBERTA, "attention_window": 8},
+    "big_bird": {"block_size": 8, "num_random_blocks": 1},
+    "deberta": tiny.FAMILIES["deberta-v2"],
+    "nomic_bert": {"pad_token_id": 0},
+    "eurobert": {"pad_token_id": 0},
+}
+DECODERS = {
+    family: {"pad_token_id": 0, "num_key_value_heads": 2, "head_dim": 8}
+    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo2", "opt")
+}
+DECODERS["opt"] |= {"ffn_dim": 64, "word_embed_proj_dim": 32}
+
+
+def test_every_family_whose_head_is_taken_over_is_tested():
+    assert set(HEADS) == set(CLASSIFIERS)
+
+
+@pytest.mark.parametrize("family", slow_but(("bert", "camembert", "llama"), {**HEADS, **DECODERS}))
+def test_scores_are_the_logits_of_transformers(family, tmp_path):
+    folder = tiny.checkpoint(tmp_path, family, **{**HEADS, **DECODERS}[family])
+    backbone = load_backbone(folder, options=OPTIONS.get(family))
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    expected = []
+    for query, text in PAIRS:
+        inputs = backbone.tokenizer([query], [text], return_tensors="pt")
+        with torch.no_grad():
+            expected.append(model(inputs["input_ids"], token_type_ids=inputs.get("token_type_ids")).logits.item())
+    assert np.std(expected) > 1e-2
+    np.testing.assert_allclose(scorer_of(backbone).score(QUERIES, TEXTS).scores, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("albert", {"embedding_size": 16}),
+        ("mpnet", LIKE_ROBERTA),
+        pytest.param("convbert", {"head_ratio": 2, "embedding_size": 32}, marks=pytest.mark.slow),
+        pytest.param("ctrl", {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 64}, marks=pytest.mark.slow),
+        ("modernbert-decoder", {"pad_token_id": 0}),
+    ],
+)
+def test_a_head_that_is_left_out_is_told(family, changes, tmp_path, caplog):
+    backbone = load_backbone(tiny.checkpoint(tmp_path, family, **changes))
+    assert backbone.final is None
+    assert f"the classification head of {family} is left out" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -295,6 +370,16 @@ def pickled(folder):
     (folder / "model.safetensors").unlink()
 
 
+def pointer(folder):
+    tiny.checkpoint(folder)
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 90868376\n")
+
+
+def adapter(folder):
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base", "peft_type": "LORA"}')
+
+
 def bart(folder):
     BartConfig(vocab_size=100, d_model=16).save_pretrained(folder)
 
@@ -320,6 +405,8 @@ def without(pattern, family="bert"):
         (without("*token*", "distilbert"), "tokenizer"),
         (without("*.safetensors"), "safetensors"),
         (pickled, r"model\.safetensors"),
+        (pointer, r"model\.safetensors' is a git-LFS pointer, not the weights: run 'git lfs pull'"),
+        (adapter, r"LoRA adapter of 'some/base': merge it first"),
         *((lose(w), w) for w in ("encoder.layer.1.output.dense.weight", "pooler.dense.weight", "classifier.bias")),
         (lose("embeddings.LayerNorm.bias", labels=None), "embeddings.LayerNorm.bias"),
     ],
