@@ -432,6 +432,7 @@ def _warn_of_lost_head(name: str, config: Any, parts: Parts) -> None:
 
 def checkpoint_config(name: str) -> dict[str, Any]:
     """Return the config.json of a Hugging Face checkpoint; ValueError for an adapter, or if this package saved it."""
+    config, _ = PretrainedConfig.get_config_dict(name)
     adapter = read_json(name, "adapter_config.json")
     if adapter is not None:
         raise ValueError(
@@ -439,7 +440,6 @@ def checkpoint_config(name: str) -> dict[str, Any]:
             f"with peft.AutoPeftModelForSequenceClassification.from_pretrained({name!r}).merge_and_unload()"
             f".save_pretrained(folder), save the tokenizer there, too, and give that folder"
         )
-    config, _ = PretrainedConfig.get_config_dict(name)
     if config.get("format") == SAVED_FORMAT:
         cure = f"restore it with {config['class']}.load({name!r})"
         raise ValueError(f"{name!r} holds a model saved by this package: {cure}")

@@ -286,7 +286,7 @@ def transformer_settings(name: str) -> dict[str, Any]:
     modules = modules_of(name)
     folder = modules[0][1] if modules else ""
     files = (Path(folder, file).as_posix() for file in (_SETTINGS if modules else ()))
-    settings = next(filter(None, (read_json(name, file) for file in files)), {})
+    settings: dict[str, Any] = next(filter(None, (read_json(name, file) for file in files)), {})
     for key in _LOADING & set(settings):
         if changes := {k: v for k, v in (settings[key] or {}).items() if k not in _CHANGES_NO_SCORE and v is not None}:
             raise ValueError(f"checkpoint {name!r} is loaded with {key}={changes!r}, which cannot be applied here")
