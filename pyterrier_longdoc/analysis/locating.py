@@ -11,12 +11,9 @@ Shapes: M words of a passage, N words of a document.
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -24,10 +21,7 @@ import numpy as np
 
 from ..common.arguments import argument, validate
 from ..common.files import import_extra
-from ..common.language import COPIED_WORD, INVISIBLE
-
-_ASCII_WORD = re.compile(r"[a-z0-9_]+")
-_DROPPED = re.compile(rf"[{INVISIBLE}]")
+from ..common.language import word_spans, words
 
 _PLAIN = str.maketrans(
     "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014", '\'\'\'"""""-----'
@@ -93,23 +87,23 @@ class PassageLocator:
     def locate(self, passages: Sequence[str], document: str) -> list[Match | None]:
         """Find several passages in one document, which is read once: a match or None for each."""
         rapidfuzz = import_extra("rapidfuzz", "analysis", "rapidfuzz is missing")
-        word_lists = [compared_words(passage) for passage in passages]
+        word_lists = [words(passage) for passage in passages]
         # One character for each word, so that functions for strings compare words.
         codes = {word: chr(i) for i, word in enumerate(dict.fromkeys(chain.from_iterable(word_lists)), start=1)}
-        text = "".join([codes.get(word, _OTHER) for word in compared_words(document)])
+        text = "".join([codes.get(word, _OTHER) for word in words(document)])
         matches: list[Match | None] = []
-        for passage, words in zip(passages, word_lists, strict=True):
-            place = self._place("".join([codes[word] for word in words]), text, rapidfuzz)
+        for passage, passage_words in zip(passages, word_lists, strict=True):
+            place = self._place("".join([codes[word] for word in passage_words]), text, rapidfuzz)
             if place is None:
                 matches.append(None)
                 continue
             start, end, count, method = place
-            matches.append(Match(*_characters(document, start, end, passage), count / len(words), method))
+            matches.append(Match(*_characters(document, start, end, passage), count / len(passage_words), method))
         return matches
 
     def too_short(self, passage: str) -> bool:
         """Return whether the passage has so few words that it is never found."""
-        return len(compared_words(passage)) < self.min_words
+        return len(words(passage)) < self.min_words
 
     def _place(self, passage: str, document: str, rapidfuzz: Any) -> tuple[int, int, int, str] | None:
         """Return the passage's place `(start, end)` in words, the number of common words, and the method."""
@@ -142,32 +136,6 @@ class PassageLocator:
             return None
         _, common, number = best
         return starts[number], min(starts[number] + size, N), int(common)
-
-
-def compared_words(text: str) -> list[str]:
-    r"""Return the words of a text for comparison: in small letters, without accents and invisible characters.
-
-    Example:
-        >>> compared_words("Café-au-lait, co\u00adoperation; 猫犬")
-        ['cafe', 'au', 'lait', 'cooperation', '猫', '犬']
-    """
-    if text.isascii():
-        return _ASCII_WORD.findall(text.lower())
-    return [_fold(word) for word in COPIED_WORD.findall(text)]
-
-
-@lru_cache(maxsize=2**16)
-def _fold(word: str) -> str:
-    if word.isascii():
-        return word.lower()
-    letters = unicodedata.normalize("NFKD", _DROPPED.sub("", word))
-    return unicodedata.normalize("NFKC", _DROPPED.sub("", letters)).casefold()
-
-
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the characters of each of `compared_words(text)`."""
-    matches = _ASCII_WORD.finditer(text.lower()) if text.isascii() else COPIED_WORD.finditer(text)
-    return (match.span() for match in matches)
 
 
 def _least_words(share: float, length: int) -> int:
@@ -227,10 +195,11 @@ def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[in
 
 def _characters(document: str, start: int, end: int, passage: str) -> tuple[int, int]:
     """Return the characters of the words from `start` to `end`, and of the passage's punctuation around them."""
-    words, passage_words = list(islice(_spans(document), start, end)), list(_spans(passage))
-    extra_start = _count_shared(reversed(passage[: passage_words[0][0]]), reversed(document[: words[0][0]]))
-    extra_end = _count_shared(passage[passage_words[-1][1] :], document[words[-1][1] :])
-    return words[0][0] - extra_start, words[-1][1] + extra_end
+    (_, spans), (_, passage_spans) = word_spans(document), word_spans(passage)
+    first, last = int(spans[start, 0]), int(spans[end - 1, 1])
+    extra_start = _count_shared(reversed(passage[: passage_spans[0, 0]]), reversed(document[:first]))
+    extra_end = _count_shared(passage[passage_spans[-1, 1] :], document[last:])
+    return first - extra_start, last + extra_end
 
 
 def _count_shared(passage: Iterable[str], document: Iterable[str]) -> int:

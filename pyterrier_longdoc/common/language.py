@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .packaged import encoder_folder
 
@@ -22,15 +25,9 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf
 SPACED_WORD = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
 """A word between white space, punctuation included."""
 
-_MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff"  # vowel signs and accents, which \w leaves out
-TERM = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{_MARKS}])+")
-"""A word of a search engine: letters and digits."""
-
-INVISIBLE = "\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
-"""Combining accents, soft hyphens and zero-width characters, as a range of a regular expression."""
-
-COPIED_WORD = re.compile(rf"[{UNSPACED}][\u3099\u309a]?|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{INVISIBLE}])*")
-"""A word of a copied text: letters and digits, with `INVISIBLE` characters among them."""
+_VOWELS = "\u0900-\u0963\u0966-\u0dff"  # Indic signs, which \w leaves out
+_ASCII_TERM = re.compile(r"\w+", re.ASCII)
+_TERM = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:[{_VOWELS}]+[^\W{UNSPACED}]*)*")
 
 LETTERS = re.compile(r"[^\W\d_]{2,}")
 """A word that is no number; it selects the published topics of `longdoc:docstrings` and must stay the same."""
@@ -128,14 +125,80 @@ def counted(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
 
 
+class _Letters(dict[int, str]):
+    """What `normalized` makes of each character that it has met."""
+
+    def __missing__(self, code: int) -> str:
+        parts = unicodedata.normalize("NFKD", chr(code))
+        self[code] = "".join(part for part in parts if part in "\t\n\r" or not _is_dropped(part)).casefold()
+        return self[code]
+
+
+def _is_dropped(character: str) -> bool:
+    return character == "\ufffd" or unicodedata.category(character) in ("Mn", "Cc", "Cf", "Co")
+
+
+_LETTERS = _Letters()
+
+
+def normalized(text: str) -> str:
+    """Return a text without differences that an uncased BERT does not read, and in plain letters.
+
+    Its tokenizer drops letter case, accents and vowel signs (Mn), and control, format and private-use characters.
+    Ligatures and full-width letters, which other tokenizers read as plain ones, become plain ones too.
+
+    Example:
+        >>> normalized("CAFE\u0301, co\u00adope\ufb01sh")
+        'cafe, coopefish'
+    """
+    return text.translate(_LETTERS)
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text, `normalized`: runs of letters and digits, or characters of scripts without spaces.
+
+    Example:
+        >>> words("The cat's 2nd café; 猫犬")
+        ['the', 'cat', 's', '2nd', 'cafe', '猫', '犬']
+    """
+    plain = normalized(text)
+    return _pattern(plain).findall(plain)
+
+
+def word_spans(text: str) -> tuple[list[str], np.ndarray]:
+    """Return the words of a text, and the `(N, 2)` characters at which each begins and ends.
+
+    Example:
+        >>> word_spans("cafe\u0301 au")[1].tolist()
+        [[0, 5], [6, 8]]
+    """
+    plain = normalized(text)
+    matches = list(_pattern(plain).finditer(plain))
+    spans = np.array([match.span() for match in matches], dtype=np.int64).reshape(-1, 2)
+    lengths = {character: len(_LETTERS[ord(character)]) for character in set(text)}
+    if any(length != 1 for length in lengths.values()):
+        ends = np.cumsum([lengths[character] for character in text])
+        starts, after = np.searchsorted(ends, spans, side="right").T
+        # Of a character that stands for several, such as 1/2, a word may be the first alone.
+        spans = np.stack([starts, np.maximum(after, np.searchsorted(ends, spans[:, 1]) + 1)], axis=1)
+    return [match.group() for match in matches], spans
+
+
+def _pattern(plain: str) -> re.Pattern[str]:
+    return _ASCII_TERM if plain.isascii() else _TERM
+
+
 def folded(text: str) -> str:
-    """Return a text in which letter case and white space make no difference."""
+    """Return a text in which letter case and white space make no difference.
+
+    Unlike `normalized` it must not change: the topics of `longdoc:docstrings` are published.
+    """
     return " ".join(text.casefold().split())
 
 
 def digest(text: str) -> int:
-    """Return a fingerprint that letter case and white space do not change."""
-    content = folded(text).encode("utf-8", "replace")
+    """Return a fingerprint that white space and what `normalized` drops do not change."""
+    content = " ".join(normalized(text).split()).encode("utf-8", "replace")
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 

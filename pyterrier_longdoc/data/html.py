@@ -28,6 +28,9 @@ _INLINE = (  # noqa: SIM905 - shorter than a list of literals
     "sup tt u var wbr"
 ).split()
 
+_UNSEEN = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
+"""Hints where a browser may break a line, or may not."""
+
 
 def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
     """Decode a web page.
@@ -118,7 +121,7 @@ class _Page:
 
 
 def _lines(parts: list[str]) -> str:
-    lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
+    lines = (" ".join(line.split()) for line in "".join(parts).translate(_UNSEEN).split("\n"))
     return "\n".join(filter(None, lines))
 
 

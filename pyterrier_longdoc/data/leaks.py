@@ -15,7 +15,7 @@ from .collection import PositionedCollection
 def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
     """Look for documents that stand twice, and for relevant text that is known from training.
 
-    Texts that differ only in letter case and white space count as equal.
+    Letter case, accents, white space, invisible characters and the Unicode form make no difference.
 
     Returns:
         A row for each leak, with `kind`, `split`, `qid`, `docno` and `other`. A "shared query" and a (relevant) "shared

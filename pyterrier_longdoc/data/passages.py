@@ -85,7 +85,7 @@ class PassagePool(TextSpool):
     Attributes:
         tokens: `(P,)` int32, the length of each passage.
         characters: `(P,)` int32.
-        digests: `(P,)` int64, equal for passages that differ in letter case and white space only.
+        digests: `(P,)` int64, equal for passages that are equal for `find_leaks`.
     """
 
     def __init__(

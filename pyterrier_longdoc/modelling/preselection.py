@@ -26,7 +26,7 @@ import numpy as np
 from ..common.arguments import argument, check_type, validate
 from ..common.citations import Cited
 from ..common.frames import factorize
-from ..common.language import TERM
+from ..common.language import normalized, word_spans, words
 from ..common.registry import defined_in, look_up, register
 from .tokens import Span, TokenizedText, tokenized
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
@@ -192,9 +192,10 @@ class FirstK(WindowSelector):
 class BM25Windows(WindowSelector):
     """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
 
-    Words are runs of letters and digits, lower-cased; in scripts without spaces each character is a word. There is no
-    stemming. The whole query counts, even beyond `max_query_len`, and a window's title counts with it. The mean length
-    is that of the document's windows.
+    Words are runs of letters and digits; in scripts without spaces each character is a word. Letter case, accents,
+    invisible characters and the Unicode form make no difference, as for an uncased BERT. There is no stemming. The
+    whole query counts, even beyond `max_query_len`, and a window's title counts with it. The mean length is that of the
+    document's windows.
 
     By default the document's windows tell how rare a word is: one that stands in all of them does not help to choose.
     The other candidates must not tell, or a score would change with them. In Li et al. 2023 the whole collection does:
@@ -204,8 +205,8 @@ class BM25Windows(WindowSelector):
         k: how many windows.
         k1: saturation of repeated words. 1.2 and `b` 0.75 are Robertson's values and Terrier's defaults.
         b: correction for the length of a window, from 0 (none) to 1.
-        document_frequencies: the number of documents of a collection with each lower-cased word; 0 for words that it
-            lacks. None counts the document's windows.
+        document_frequencies: the number of documents of a collection with each word; 0 for words that it lacks. Forms
+            of one word are added up. None counts the document's windows.
         documents: the number of documents of that collection.
 
     Example:
@@ -228,7 +229,11 @@ class BM25Windows(WindowSelector):
             raise ValueError(
                 f"BM25Windows: document_frequencies must be at most documents={self.documents}, the collection's size"
             )
-        object.__setattr__(self, "document_frequencies", table)
+        frequencies: Counter[str] = Counter()
+        for word, count in table.items():
+            plain = normalized(word)
+            frequencies[plain] = min(frequencies[plain] + count, self.documents)
+        object.__setattr__(self, "document_frequencies", dict(frequencies))
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], k: int, *, k1: float = 1.2, b: float = 0.75) -> BM25Windows:
@@ -358,30 +363,19 @@ def _is_one_window(windows: Windows) -> bool:
     return windows.max_windows == 1 or isinstance(windows, Truncate | WholeText)
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text as `BM25Windows` counts them.
-
-    Example:
-        >>> words("The cat's 2nd map")
-        ['the', 'cat', 's', '2nd', 'map']
-    """
-    return [match.group().lower() for match in TERM.finditer(text)]
-
-
 class _WindowWords:
     """Counts how often each word, or any (None), begins in each of N windows of a document, or in its title."""
 
     def __init__(self, document: TokenizedText, spans: list[Span]) -> None:
-        starts: dict[str | None, list[int]] = defaultdict(list)
-        for match in TERM.finditer(document.text):
-            starts[None].append(match.start())
-            starts[match.group().lower()].append(match.start())
-        self._starts = {word: np.array(places) for word, places in starts.items()}
+        document_words, places = word_spans(document.text)
+        self._starts: defaultdict[str | None, list[int]] = defaultdict(list, {None: places[:, 0].tolist()})
+        for word, start in zip(document_words, self._starts[None], strict=True):
+            self._starts[word].append(start)
         self._windows = np.array([document.characters(span) for span in spans])  # (N, 2)
         title_words = [] if document.title is None else words(document.title.text)
         self._title = Counter[str | None]([*title_words, *[None] * len(title_words)])
 
     def count(self, word: str | None) -> np.ndarray:
         """Return the `(N,)` counts of a word."""
-        edges = np.searchsorted(self._starts.get(word, np.zeros(0)), self._windows)  # (N, 2)
+        edges = np.searchsorted(self._starts.get(word, []), self._windows)  # (N, 2)
         return edges[:, 1] - edges[:, 0] + self._title[word]

@@ -27,8 +27,7 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.analysis.locating import compared_words
-from pyterrier_longdoc.common.language import count_tokens
+from pyterrier_longdoc.common.language import count_tokens, words
 from pyterrier_longdoc.data import DocstringsDataset
 
 Change = Callable[[str, random.Random], str]
@@ -160,7 +159,7 @@ def with_gold(args: argparse.Namespace) -> None:
     print("\n| collection | passage | found | exact | within 5 |\n| --- | --- | ---: | ---: | ---: |")
     for place in ("early", "uniform", "far"):
         made = pt.get_dataset(f"longdoc:docstrings-{place}")
-        long_enough = made.gold[[len(compared_words(sources[name])) >= 30 for name in made.gold["passage"]]]
+        long_enough = made.gold[[len(words(sources[name])) >= 30 for name in made.gold["passage"]]]
         gold = long_enough.sample(min(args.pairs, len(long_enough)), random_state=0)
         qrels = gold[["qid", "docno"]].assign(label=1)
         for name, how in (("verbatim", lambda text, _: text), (f"{args.share:.0%} changed", change)):
@@ -182,7 +181,7 @@ def chance(collection: list[str], args: argparse.Namespace) -> None:
     print("\n| words | looked for | verbatim | substring | subsequence |\n| ---: | ---: | ---: | ---: | ---: |")
     for size in (4, 6, 8, 10, 12, 16, 24, 32):
         passages = [
-            text for text in (ours.passage(size, size) for _ in range(1000)) if len(compared_words(text)) == size
+            text for text in (ours.passage(size, size) for _ in range(1000)) if len(words(text)) == size
         ][:200]
         found = [match for document in documents for match in locator.locate(passages, document) if match is not None]
         verbatim = sum(match.similarity == 1 for match in found)

@@ -1,3 +1,5 @@
+import unicodedata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from pyterrier_longdoc.common.language import (
     summary_end,
     token_counter,
     token_spans,
+    word_spans,
+    words,
 )
 from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
 from pyterrier_longdoc.modelling.tokens import tokenized
@@ -95,6 +99,66 @@ def test_tokenizers_that_cannot_be_loaded_are_named(tmp_path):
             token_counter(name)
 
 
+SCRIPTS = [  # whose characters are the same in all versions of Unicode that are in use
+    *[(0x0, 0x530), (0x591, 0x5C8), (0x61E, 0x700), (0x900, 0x980), (0xE01, 0xE3B), (0x1100, 0x1200), (0x1E00, 0x2000)],
+    *[(0x2000, 0x2065), (0x3041, 0x3097), (0x30A1, 0x3100), (0x4E00, 0x4E80), (0xAC00, 0xAC80), (0xE000, 0xE010)],
+    *[(0xF900, 0xFA00), (0xFB00, 0xFB07), (0xFE80, 0xFEFD), (0xFF01, 0xFFBF)],
+]
+
+
+def test_words_that_an_uncased_bert_reads_as_equal_are_equal():
+    normalize = tiny.tokenizer().backend_tokenizer.normalizer.normalize_str
+    texts = [f"x{chr(code)}y" for code in chain.from_iterable(range(*script) for script in SCRIPTS)]
+    assert [text for text in texts if words(normalize(text)) != words(text)] == []
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_words_are_the_same_in_each_unicode_form(form):
+    texts = [f"x{chr(code)}y" for code in chain.from_iterable(range(*script) for script in SCRIPTS)]
+    assert [text for text in texts if words(unicodedata.normalize(form, text)) != words(text)] == []
+
+
+def test_words():
+    assert words("Don't re-use E\u0301tude, straße; ﬁne_1") == "don t re use etude strasse fine_1".split()
+    assert words("ASCII only: A_b 2") == words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
+    assert words("कि की; กิน") == ["कि", "की", "ก", "น"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a bc", ["a", "bc"]),
+        ("cafe\u0301, o\u0300", ["cafe\u0301", "o\u0300"]),
+        ("\u00adco\u00adop x", ["co\u00adop", "x"]),
+        ("\ufb01sh… \ufb01n", ["\ufb01sh", "\ufb01n"]),
+        ("İİ b", ["İİ", "b"]),
+        ("a\x07b c", ["a\x07b", "c"]),
+        ("\u00bd", ["\u00bd", "\u00bd"]),  # 1 and 2, around a stroke
+        ("\u0301 ?", []),
+    ],
+)
+def test_characters_of_words(text, expected):
+    found, spans = word_spans(text)
+    assert [text[start:end] for start, end in spans] == expected
+    assert found == words(text)
+
+
 def test_case_and_white_space_make_no_other_text():
     assert digest(" The\nSTRASSE \ud800") == digest("the straße \ud800")
     assert digest("the street") != digest("thestreet")
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("café", "cafe\u0301"),
+        ("cooperate", "co\u00adoper\u200bate"),
+        ("fish", "\ufb01sh"),
+        ("fish", "\uff46\uff49\uff53\uff48"),
+        ("كتب", "كَتَبَ"),
+        ("한국", unicodedata.normalize("NFD", "한국")),
+    ],
+)
+def test_the_unicode_form_makes_no_other_text(text, form):
+    assert form != text
+    assert digest(f"The {form}.") == digest(f"the {text}.")

@@ -223,6 +223,14 @@ def test_every_kind_of_leak_is_found():
     assert find_leaks(planted(**same_query, splits={"dev": ["q1", "q2"], "sample": ["q1"]})).empty
 
 
+def test_leaks_are_found_in_each_unicode_form():
+    assert find_leaks(planted(**with_texts(d3="f\u00adiller o\u0301ne\u200b relevant alpha")))["kind"].tolist() == [
+        "duplicate document"
+    ]
+    topics = pd.DataFrame({"qid": ["q1", "q2"], "query": ["\ufb01rst café", "first cafe\u0301"]})
+    assert find_leaks(planted(topics=topics))["kind"].tolist() == ["shared query"]
+
+
 def test_filler_of_far_relevant_is_searched_for_leaks():
     assert find_leaks(build()).empty
     copied = build(passages=[*passages(), {"docno": "copy", "text": "  " + passages()[0]["text"].upper()}])

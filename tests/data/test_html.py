@@ -65,6 +65,7 @@ def test_bodies_are_decoded(body, headers, expected):
         ("<pre>two  spaces\nand lines</pre>", "", "two spaces and lines"),
         ("a<!-- no -->b", "", "ab"),
         ("nul\0l", "", "nul l"),
+        ("co&shy;oper<wbr>ate &ZeroWidthSpace;<p>&shy;", "", "cooperate"),
         ("", "", ""),
     ],
 )

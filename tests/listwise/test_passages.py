@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, TopDown
+from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, Reply, TopDown
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
 from pyterrier_longdoc.passages.excerpts import ChosenPassages, best_passages
 
@@ -47,6 +47,17 @@ def test_the_best_passages_stand_in_document_order_with_marks():
     assert c == "Short."
     assert a == f"{FILLER}{FILLER}[...]"
     assert order(RankGPT(count_cats, max_doc_len=50)(FRAME)) == ["a", "b", "c", "d"]  # beginnings know nothing
+
+
+@pytest.mark.parametrize(
+    ("ranker", "reply"), [(RankGPT, "[1] > [2]"), (ld.Pointwise, Reply("Yes", 9, 1, logprobs={"Yes": -1.0, "No": -2.0}))]
+)
+def test_the_best_passage_does_not_depend_on_the_unicode_form(ranker, reply):
+    model = Scripted(lambda _: reply)
+    text = f"{FILLER * 40}Cafe\u0301s are open. {FILLER * 10}"
+    frame = pd.DataFrame({"qid": "1", "query": "cafés", "docno": ["a", "b"], "text": [text, "no"]})
+    ranker(model, preselect=ld.BM25Windows(1), windows=SENTENCES)(frame)
+    assert "are open." in str(model.asked)
 
 
 def test_coverage_says_what_was_passed_over():

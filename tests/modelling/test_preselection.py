@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 
@@ -87,6 +88,41 @@ def test_rarity_from_texts():
     assert (selector.documents, selector.k, selector.k1) == (3, 2, 1.0)
     other = ld.BM25Windows.from_texts(["the cat the dog", "The bird", "bird"], 2, k1=1.0)
     assert repr(other) != repr(selector)
+
+
+FORMS = {
+    "decomposed": ("café", "cafe\u0301"),
+    "soft hyphen": ("cafeteria", "cafe\u00adteria"),
+    "zero-width space": ("cafeteria", "cafe\u200bteria"),
+    "ligature": ("waffle", "wa\ufb04e"),
+    "full-width letters": ("waffle", "\uff57\uff41\uff46\uff46\uff4c\uff45"),
+    "Arabic vowel signs": ("كتب", "كَتَبَ"),
+    "Korean jamo": ("한국", unicodedata.normalize("NFD", "한국")),
+}
+"""A word and another Unicode form of it."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_best_window_does_not_depend_on_the_unicode_form(form):
+    for query, planted in (FORMS[form], FORMS[form][::-1]):
+        (document,) = tokenized(f"{FILLER} {FILLER} the dog is a red {planted} {FILLER}")
+        for selector in (ld.BM25Windows(1), ld.BM25Windows.from_texts([query, FILLER], 1)):
+            [(_, [span])] = selector.cut(pairs([query], [document]), GreedyChunks(20))
+            assert "red" in document.window_text(span)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_key_blocks_do_not_depend_on_the_unicode_form(form):
+    query, planted = FORMS[form]
+    (document,) = tokenized(f"{FILLER} {FILLER} the dog is a red {planted} {FILLER}")
+    blocks = ld.KeyBlocks(ld.BM25Windows(1), GreedyChunks(20))
+    [(shorter, [span])] = blocks.cut(pairs([query], [document]), GreedyChunks(20))
+    assert "red" in shorter.window_text(span)
+
+
+def test_a_table_counts_forms_of_a_word_together():
+    selector = ld.BM25Windows(1, document_frequencies={"Café": 2, "cafe\u0301": 2, "cat": 1}, documents=3)
+    assert selector.document_frequencies == {"cafe": 3, "cat": 1}
 
 
 @pytest.mark.parametrize(
