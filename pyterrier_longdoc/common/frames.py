@@ -11,6 +11,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .arguments import plain
+from .language import is_visible
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -38,9 +39,9 @@ def as_document(text: Text) -> Document:
 
 
 def is_blank(text: Text) -> bool:
-    """Return whether a text, its title included, has nothing but white space."""
+    """Return whether a text, its title included, has no visible character."""
     document = as_document(text)
-    return not (document.text.strip() or document.repeated.strip())
+    return not (is_visible(document.text) or is_visible(document.repeated))
 
 
 def on_lines(*parts: str) -> str:

@@ -138,6 +138,16 @@ def _is_dropped(character: str) -> bool:
     return character == "\ufffd" or unicodedata.category(character) in ("Mn", "Cc", "Cf", "Co")
 
 
+def is_visible(text: str) -> bool:
+    """Return whether a text has more than white space and characters that an uncased BERT drops.
+
+    Example:
+        >>> is_visible("\u200b \ufeff"), is_visible("?")
+        (False, True)
+    """
+    return any(not (character.isspace() or _is_dropped(character)) for character in text)
+
+
 _LETTERS = _Letters()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .coverage import Coverage
-from .frames import EmptyTextWarning, TruncationWarning, field_names, strings
+from .frames import EmptyTextWarning, TruncationWarning, field_names, is_blank, strings
 
 SeenWarnings = set[tuple[Any, ...]]
 """The causes that an object has warned of."""
@@ -117,7 +117,7 @@ def warn_of_cuts(transformer: Any, record: SeenWarnings, causes: Iterable[str], 
 
 def count_empty(coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
     """Count the rows of a frame, those that have no text, and those without a query."""
-    no_query = np.array(list(map(str.strip, strings(frame["query"], "query"))), dtype=object) == ""
+    no_query = np.array(list(map(is_blank, strings(frame["query"], "query"))), dtype=bool)
     coverage.rows += len(frame)
     coverage.rows_without_text += sum(map(int, no_text))
     coverage.rows_without_query += int(no_query.sum())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.language import Counter, ends_sentence, token_counter
+from ..common.language import Counter, ends_sentence, is_visible, token_counter
 from .collection import CollectionParts, PositionedCollection, between
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -89,7 +89,7 @@ def needle(
         (1 <= queries <= documents, f"queries={queries} must be at least 1 and at most documents={documents}"),
         (lengths and len(set(lengths)) == len(lengths), f"lengths={lengths!r} must be different numbers of tokens"),
         (distinct == total, f"documents={documents} of each length need {total} different needles, not {distinct}"),
-        (all(text.strip() for _, text in pairs), "needles= has one without text"),
+        (all(is_visible(text) for _, text in pairs), "needles= has one without text"),
     ):
         if not valid:
             raise ValueError(message)

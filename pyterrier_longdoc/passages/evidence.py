@@ -14,7 +14,7 @@ import pyterrier as pt
 from ..common import frames
 from ..common.arguments import argument, validate
 from ..common.frames import Document, TextField, TruncationWarning
-from ..common.language import Counter, token_counter
+from ..common.language import Counter, is_visible, token_counter
 from ..common.presentation import Presented, ShowsChanges
 from ..common.warnings import warn
 from ..modelling.words import Words
@@ -94,7 +94,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         texts = [source.text(given[row][0]) for row, source in enumerate(sources)]
         spans = [source.passages.pieces(given[row][0]) for row, source in enumerate(sources)]
         tokens = np.array([given[row][1] for row in range(len(sources))], dtype="int64")
-        self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
+        self._warn(inp["qid"], [is_visible(source.document.text) for source in sources], tokens)
         column, *others = frames.window_fields(self.text_field, self.repeat)
         out = inp.assign(**{"text" if others else column: pd.Series(texts, dtype=str).array})
         out["evidence_spans"] = pd.Series(spans, index=inp.index, dtype=object)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.language import is_visible
 from ..modelling.preselection import TextPairs, WindowSelector
 from ..modelling.tokens import Span
 from ..modelling.windows import Windows
@@ -28,13 +29,13 @@ class ChosenPassages:
     is_complete: bool  # whether these are all passages of the document
 
     def pieces(self, numbers: Collection[int]) -> list[Span]:
-        """Return the characters of passages in document order, as one where only white space is between them."""
+        """Return the characters of passages in document order, as one where nothing visible is between them."""
         joined: list[Span] = []
         for start, end in sorted(self.spans[number] for number in numbers):
-            if joined and not self.text[joined[-1][1] : start].strip():  # windows may overlap
+            if joined and not is_visible(self.text[joined[-1][1] : start]):  # windows may overlap
                 first, last = joined.pop()
                 start, end = first, max(last, end)
-            if self.text[start:end].strip():
+            if is_visible(self.text[start:end]):
                 joined.append((start, end))
         return joined
 
@@ -44,7 +45,7 @@ class ChosenPassages:
             return self.text
         parts, end, length = [], 0, len(self.text)
         for start, stop in [*self.pieces(numbers), (length, length)]:
-            if self.text[end:start].strip() and (ends or 0 < end < start < length):
+            if is_visible(self.text[end:start]) and (ends or 0 < end < start < length):
                 parts.append(MARK)
             parts.append(self.text[start:stop].strip())
             end = stop

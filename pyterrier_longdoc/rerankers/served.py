@@ -16,6 +16,7 @@ import numpy as np
 import requests
 
 from ..common.arguments import argument
+from ..common.frames import is_blank
 from ..common.language import token_counter
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import changes
@@ -234,7 +235,7 @@ class ScoreServer(ExternalScorer):
         body |= {} if self.model is None else {"model": self.model}
         body |= {} if api.count_field is None else {api.count_field: len(texts)}
         parse = partial(_values, api=api, number=len(texts))
-        blank = any(not text.strip() for text in texts)
+        blank = any(map(is_blank, texts))
         return np.asarray(self._ask(partial(send, json=body), self._address, parse, stop=stop, blank=blank))
 
     def _ask(self, send: Any, url: str, parse: Any, default: Any = None, *, stop: Event, blank: bool = False) -> Any:

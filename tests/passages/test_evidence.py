@@ -52,6 +52,17 @@ CATS = row(
 DOGS = row("dogs", "Dogs. No cat. Dogs.", ("No cat.", 4.5), rank=1)
 
 
+def test_no_mark_stands_for_invisible_characters():
+    parted = row("a", "A cat purrs.\u200b Cats sleep.", ("A cat purrs.", 5), ("Cats sleep.", 4))
+    assert evidence(frame(parted))["text"].tolist() == [parted["text"]]
+
+
+def test_a_document_without_visible_text_is_promised_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TruncationWarning)
+        evidence(frame(CATS, row("unseen", "\u200b", rank=1)), at_least=1)
+
+
 def test_the_best_windows_of_all_documents_in_document_order_with_marks():
     out = evidence(frame(CATS, DOGS), 8)
     assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]

@@ -14,6 +14,7 @@ from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but, to
 
 pytestmark = QUIET
 
+UNSEEN = ["\u200b", "\ufeff \u00ad", "\x07", "\ue000", "\u0301"]
 BLANK = [None, float("nan"), "", "  \n"]
 RUN = pd.DataFrame(
     [("1", "dog", "a dog")] + [("1", "dog", text) for text in BLANK] + [("2", "cat", "a cat"), ("3", "cat", "")],
@@ -62,6 +63,22 @@ def test_every_model_counts_and_tells_once(name):
     assert counts(model.coverage) == (7, 5, 2, 2)
     assert told(lambda: model(RUN.assign(text="a dog"))) == []
     assert counts(model.coverage) == (7, 0, 0, 0)
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+def test_invisible_characters_are_no_text(unseen, cross_encoder):
+    model = make("MaxP", cross_encoder)
+    frame = RUN.head(2).assign(text=["a dog", unseen])
+    assert model(frame)["score"][1] == pytest.approx(model(frame.assign(text=["a dog", ""]))["score"][1])
+    told(lambda: model(frame))
+    assert counts(model.coverage) == (2, 1, 0, 0)
+    told(lambda: model(frame.assign(text="a dog", query=unseen)))
+    assert counts(model.coverage) == (2, 0, 2, 1)
+
+
+def test_every_visible_character_is_text(cross_encoder):
+    model = make("MaxP", cross_encoder)
+    assert told(lambda: model(RUN.head(5).assign(text=["\u00a8", "?", "犬", "\U0001f415", "٣"]))) == []
 
 
 def test_a_row_with_any_text_has_text(cross_encoder):

@@ -376,8 +376,9 @@ def test_the_largest_batch_of_a_server_that_does_not_tell_it_before_is_named():
 
 def test_the_cure_is_named_for_texts_that_a_server_refuses_and_for_several_models():
     invalid = Answer({"error": "no text"}, 422)
-    with serving(invalid) as server, pytest.raises(BackendError, match="leave out documents without text"):
-        ld.MaxP(ld.ScoreServer(server.url))(ONE_QUERY)
+    for frame in (ONE_QUERY, ONE_QUERY.assign(text="\u200b")):
+        with serving(invalid) as server, pytest.raises(BackendError, match="leave out documents without text"):
+            ld.MaxP(ld.ScoreServer(server.url))(frame)
     models = Answer({"data": [{"id": "one"}, {"id": "two"}]})
     with serving(about=lambda path: models) as server, pytest.raises(BackendError, match=r"one, two: .*model="):
         ld.MaxP(ld.ScoreServer(server.url, api="vllm"))(ONE_QUERY)
