@@ -92,7 +92,7 @@ def check_windows(results: pd.DataFrame, text_field: TextField, repeat: TextFiel
 def validated(
     inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, extra: Sequence[str] = ()
 ) -> list[str]:
-    """Check the columns of a result frame, `extra` ones included, and return the text columns."""
+    """Check the columns of a result frame, `extra` ones included, and its qids; return the text columns."""
     fields = field_names(text_field)
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
@@ -112,6 +112,10 @@ def validated(
         names = ", ".join(map(str, inp.columns))
         error.args = (f"{name} lacks the column(s) {', '.join(absent)} (there are: {names}): {cure}.",)
         raise
+    without_qid = inp.loc[inp["qid"].isna(), "docno"]
+    if len(without_qid):
+        rows = f"{len(without_qid)} of {len(inp)} rows, that of docno {str(without_qid.iloc[0])!r} for instance"
+        raise ValueError(f"the column 'qid' is empty in {rows}: give each query a qid, or leave these rows out")
     return fields
 
 
@@ -160,11 +164,11 @@ def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, noun: 
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
-    """Return a column as strings; None and NaN are empty, halves of surrogate pairs become question marks.
+    """Return a column of strings; None and NaN are empty, halves of surrogate pairs become question marks.
 
     In a column that is no object column, equal values become one string, so that a text of many rows is in memory once.
     """
-    check_no_bytes(column, name)
+    check_text(column, name)
     is_missing = column.isna()
     if column.dtype == object:
         return ["" if lacks else _valid(str(value)) for value, lacks in zip(column, is_missing, strict=True)]
@@ -188,10 +192,14 @@ def _valid(text: str) -> str:
     return text
 
 
-def check_no_bytes(column: pd.Series, name: str) -> None:
-    """Raise ValueError if a column of text holds bytes."""
-    if column.dtype == object and any(isinstance(value, bytes) for value in column):
-        raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
+def check_text(column: pd.Series, name: str) -> None:
+    """Raise ValueError if a column of text holds bytes, lists, numbers or other values; None and NaN may stand in it."""
+    if pd.api.types.is_string_dtype(column):
+        return
+    other = next((value for value in column[column.notna()] if not isinstance(value, str)), None)
+    if other is not None:
+        cure = "decode it" if isinstance(other, bytes) else "make one string of each value"
+        raise ValueError(f"column {name!r} holds {type(other).__name__}, not text: {cure} before reranking")
 
 
 EXPLANATION = (

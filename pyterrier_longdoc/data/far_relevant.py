@@ -121,11 +121,16 @@ def far_relevant(
         selection = _sample(selection, qids_of, relevant_per_query, seed)
     is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
     # Passages that are relevant for any topic would be relevant but unjudged in documents of others.
-    is_filler &= ~np.isin(pool.digests, list(qids_of))
+    is_relevant = np.isin(pool.digests, list(qids_of))
+    is_filler &= ~is_relevant
     names = (selection["qid"] + "_" + selection["docno"]).tolist()
     filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
-        raise ValueError(f"none of {len(pool)} passages has min_passage={min_passage} tokens and is not relevant")
+        raise ValueError(
+            f"none of {len(pool)} passages is left for filler: {is_relevant.sum()} are relevant for a topic, the others "
+            f"have fewer than min_passage={min_passage} tokens or more than max_passage={max_passage}. Fewer topics leave "
+            f"more filler: give variant= of the dataset, or a part of topics="
+        )
     documents = FarDocuments(recipe, pool, qids_of, selection["passage"].to_numpy(), names, filler, count)
     qrels = documents.qrels()
     topics = topics[topics["qid"].isin(qrels["qid"])].reset_index(drop=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import check_columns, relevant_pairs
+from ..common.frames import check_columns, relevant_pairs, strings
 from ..common.language import Counter, digest
 
 _BATCH = 2048  # texts that are tokenized at once
@@ -33,7 +33,7 @@ def read_source(
         passages = passages.to_dict("records")
     check_columns(topics, ("qid", "query"), "topics")
     columns = [name for name in ("qid", "query", "split") if name in topics]
-    topics = topics[columns].astype(str).reset_index(drop=True)
+    topics = topics[columns].astype(str).assign(query=strings(topics["query"], "query")).reset_index(drop=True)
     return passages, topics, relevant_pairs(topics, qrels, min_label)
 
 

@@ -198,6 +198,10 @@ class Birch(KMaxP):
         a = self.first_stage_weight
         return pt.model.add_ranks(out.assign(score=a * first_stage + (1.0 - a) * out["score"].to_numpy()))
 
+    def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
+        """Raise ValueError: plain texts have no first-stage score."""
+        raise ValueError("Birch mixes in a first stage's score, which plain texts lack: call it with a result frame")
+
     def summary(self, candidates: pd.DataFrame) -> Coverage:
         """As `CrossEncoder.summary`; the input needs a `score` column as well."""
         self._first_stage_scores(candidates)

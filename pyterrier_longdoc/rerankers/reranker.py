@@ -396,7 +396,7 @@ class Reranker(Presented, pt.Transformer):
 
         Args:
             query: the query.
-            texts: N texts; `text_field` must be one column.
+            texts: N texts; `text_field` must be one column, of which results make no other use.
 
         Returns:
             Rows `number` (of the text in the list), `score`, `rank` and `text`, best first; with `explain` its columns.
@@ -409,6 +409,9 @@ class Reranker(Presented, pt.Transformer):
             raise ValueError("texts must be a list of texts")
         if not isinstance(self.text_field, str):
             raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
+        own = ("qid", "query", "docno", "number", "score", "rank")
+        if self.text_field in own:
+            raise ValueError(f"rank needs the columns {', '.join(own)} for itself: give another text_field=, 'text' for instance")
         frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
         column = pd.Series(list(texts), dtype=object)

@@ -21,7 +21,7 @@ from ..common.frames import (
     TextField,
     as_strings,
     check_columns,
-    check_no_bytes,
+    check_text,
     field_names,
     is_blank,
     labels_of,
@@ -144,7 +144,7 @@ def prepare(
     fields = field_names(text_field)
     loaded = not set(fields) <= set(run.columns)
     for name in [] if loaded else fields:
-        check_no_bytes(run[name], name)
+        check_text(run[name], name)
     groups, counts = _groups_and_counts(run, qrels, recipe)
     return TrainingSet(groups, run, texts, loaded, replace(counts, added=len(run) - len(candidates)))
 

@@ -202,7 +202,7 @@ def test_documents_are_made_one_at_a_time():
         ({"splits": {"a": 0}}, "splits="),
         ({"splits": dict.fromkeys("abcdefg", 1)}, "f, g empty"),
         ({"passages": passages(5)}, r"'p5' of topic 'q2' is unfit: .*5 of 10"),
-        ({"passages": passages(10)}, "min_passage"),
+        ({"passages": passages(10)}, "none of 10 passages is left for filler: 10 are relevant .* variant="),
         ({"passages": passages(12)}, "cannot be completed"),
         ({"passages": [{"docno": "p0", "text": " \n"}, *passages()[1:]]}, "'p0' of topic 'q0' is unfit"),
         ({"max_doc_len": 21}, "unfit"),

@@ -63,6 +63,7 @@ def test_any_source_will_do(tmp_path):
         ({"variant": "dev"}, "variant"),
         ({"topics": None}, "topics and qrels"),
         ({"topics": topics().drop(columns="query")}, "query"),
+        ({"topics": topics().assign(query=7)}, "column 'query' holds int, not text"),
         ({"topics": pd.concat([topics(), topics(1)])}, "'q0'"),
         ({"qrels": qrels().drop(columns="label")}, "label"),
         ({"qrels": qrels().assign(label="yes")}, "'yes'"),

@@ -173,8 +173,41 @@ def test_frames_that_cannot_be_scored(fresh, results, nothing_loads):
     for column in ("text", "query"):
         with pytest.raises(ValueError, match=f"column '{column}' holds bytes"):
             fresh(results.assign(**{column: [b"cat"] * 5}))
+    for missing in (None, np.nan, pd.NA):
+        with pytest.raises(ValueError, match=r"'qid' is empty in 2 of 5 rows, that of docno 'd2' for instance"):
+            fresh(results.assign(qid=["1", missing, "1", missing, "2"]))
     with pytest.raises(ValueError, match="text stand more than once"):
         fresh(pd.concat([results, results[["text"]]], axis=1))
+
+
+@pytest.mark.parametrize("column", ["text", "query"])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["cat", ["a", "dog"], "fish", "", None], "list"),
+        ([{"body": "cat"}, "a", "b", "c", "d"], "dict"),
+        ([1, 2, 3, 4, 5], "int"),
+        ([np.nan, 2.5, 1, 2, 3], "float"),
+        (pd.Categorical([1, 2, 1, 2, 1]), "int"),
+    ],
+    ids=str,
+)
+def test_what_is_no_text_is_refused(column, values, kind, results):
+    with pytest.raises(ValueError, match=f"column '{column}' holds {kind}, not text"):
+        make("MaxP")(results.assign(**{column: values}))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["object", "string", "string[pyarrow]", "large_string[pyarrow]", "category", "numpy"], ids=str
+)
+def test_texts_of_any_type_are_read(dtype, results):
+    if "pyarrow" in dtype:
+        pytest.importorskip("pyarrow")
+    texts = results["text"].fillna("")
+    texts = pd.Series(list(map(np.str_, texts)), dtype=object) if dtype == "numpy" else texts.astype(dtype)
+    texts = texts.where(texts != "", None)
+    model = make("MaxP")
+    assert scores(model, results.assign(text=texts)).tolist() == scores(model, results).tolist()
 
 
 def test_text_fields_are_joined(loaded, results, tolerance):
@@ -392,7 +425,7 @@ def test_notebooks_show_the_words_too(cross_encoder):
 def test_plain_texts_are_ranked(loaded):
     texts = ["a cat sat", "the dog", "", "a cat sat"]
     if type(loaded).__name__ == "Birch":
-        with pytest.raises(pt.validate.InputValidationError, match="score"):
+        with pytest.raises(ValueError, match="a first stage's score, which plain texts lack"):
             loaded.rank("cat", texts)
         return
     found = loaded.rank("cat", texts)
@@ -417,5 +450,6 @@ def test_plain_texts_that_are_none():
     for query, texts, match in (("cat", "a cat", "texts"), ("cat", ["a", None], "texts"), (3, ["a"], "query")):
         with pytest.raises(ValueError, match=match):
             model.rank(query, texts)
-    with pytest.raises(ValueError, match="text_field"):
-        make("MaxP", text_field=("title", "text")).rank("cat", ["a cat"])
+    for field in (("title", "text"), "qid", "query", "docno", "number", "score", "rank"):
+        with pytest.raises(ValueError, match="text_field"):
+            make("MaxP", text_field=field).rank("cat", ["a cat"])
