@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def _read_articles(file: Path, documents: dict[str, dict[str, str]], questions: 
             title = "" if title.isdigit() else title  # COVID-QA's
             name = title or (paragraphs and paragraphs[0].get("document_id")) or f"{file.stem}_{number}"
             docno = "_".join(str(name).split())
-            docno = f"{docno}_{len(documents) + 1}" if docno in documents else docno
+            names = chain([docno], (f"{docno}_{number}" for number in count(len(documents) + 1)))
+            docno = next(name for name in names if name not in documents)
             for paragraph in paragraphs:
                 text += "\n\n" if text else ""
                 for question in paragraph["qas"]:

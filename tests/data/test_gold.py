@@ -52,6 +52,17 @@ def test_squad_as_whole_articles(tmp_path, of):
     assert collection.gold["first_token"].tolist() == [0, 1, 4, 1]
 
 
+def test_squad_keeps_every_article_whatever_the_titles(tmp_path):
+    titles = ["A", "A_3", "A", "A_3"]
+    articles = [({"title": title}, (f"Text {i}.", [(f"q{i}", [("Text", 0)])])) for i, title in enumerate(titles)]
+    collection = read_squad(squad(tmp_path / "articles.json", *articles))
+    assert [row["text"] for row in collection.corpus] == ["Text 0.", "Text 1.", "Text 2.", "Text 3."]
+    asked = dict(collection.get_qrels()[["qid", "docno"]].itertuples(index=False))
+    assert {qid: collection.documents[docno]["text"] for qid, docno in asked.items()} == {
+        f"q{i}": f"Text {i}." for i in range(4)
+    }
+
+
 @pytest.mark.parametrize(
     ("paragraphs", "message"),
     [

@@ -190,7 +190,7 @@ def test_frames_that_cannot_be_scored(fresh, results, nothing_loads):
         ([np.nan, 2.5, 1, 2, 3], "float"),
         (pd.Categorical([1, 2, 1, 2, 1]), "int"),
     ],
-    ids=str,
+    ids=["list", "dict", "int", "float", "category"],
 )
 def test_what_is_no_text_is_refused(column, values, kind, results):
     with pytest.raises(ValueError, match=f"column '{column}' holds {kind}, not text"):
