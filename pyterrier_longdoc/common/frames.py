@@ -112,11 +112,16 @@ def validated(
         names = ", ".join(map(str, inp.columns))
         error.args = (f"{name} lacks the column(s) {', '.join(absent)} (there are: {names}): {cure}.",)
         raise
-    without_qid = inp.loc[inp["qid"].isna(), "docno"]
-    if len(without_qid):
-        rows = f"{len(without_qid)} of {len(inp)} rows, that of docno {str(without_qid.iloc[0])!r} for instance"
-        raise ValueError(f"the column 'qid' is empty in {rows}: give each query a qid, or leave these rows out")
+    check_qids(inp)
     return fields
+
+
+def check_qids(results: pd.DataFrame) -> None:
+    """Raise ValueError if rows have no qid: they belong to no ranking."""
+    docnos = results.loc[results["qid"].isna(), "docno"]
+    if len(docnos):
+        rows = f"{len(docnos)} of {len(results)} rows, that of docno {str(docnos.iloc[0])!r} for instance"
+        raise ValueError(f"the column 'qid' is empty in {rows}: give each query a qid, or leave these rows out")
 
 
 def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str]:
@@ -193,7 +198,7 @@ def _valid(text: str) -> str:
 
 
 def check_text(column: pd.Series, name: str) -> None:
-    """Raise ValueError if a column of text holds bytes, lists, numbers or other values; None and NaN may stand in it."""
+    """Raise ValueError if a column of text holds bytes, lists, numbers or the like; None and NaN may stand in it."""
     if pd.api.types.is_string_dtype(column):
         return
     other = next((value for value in column[column.notna()] if not isinstance(value, str)), None)

@@ -127,9 +127,9 @@ def far_relevant(
     filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
         raise ValueError(
-            f"none of {len(pool)} passages is left for filler: {is_relevant.sum()} are relevant for a topic, the others "
-            f"have fewer than min_passage={min_passage} tokens or more than max_passage={max_passage}. Fewer topics leave "
-            f"more filler: give variant= of the dataset, or a part of topics="
+            f"none of {len(pool)} passages is left for filler: {is_relevant.sum()} are relevant for a topic, others "
+            f"have less than min_passage={min_passage} tokens or more than max_passage={max_passage}. Fewer topics "
+            f"leave more filler: give variant= of the dataset, or a part of topics="
         )
     documents = FarDocuments(recipe, pool, qids_of, selection["passage"].to_numpy(), names, filler, count)
     qrels = documents.qrels()

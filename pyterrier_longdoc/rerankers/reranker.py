@@ -411,7 +411,9 @@ class Reranker(Presented, pt.Transformer):
             raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
         own = ("qid", "query", "docno", "number", "score", "rank")
         if self.text_field in own:
-            raise ValueError(f"rank needs the columns {', '.join(own)} for itself: give another text_field=, 'text' for instance")
+            raise ValueError(
+                f"rank makes the columns {', '.join(own)} itself: give another text_field=, such as 'text'"
+            )
         frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
         column = pd.Series(list(texts), dtype=object)

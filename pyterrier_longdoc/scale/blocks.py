@@ -14,7 +14,7 @@ import pyterrier as pt
 
 from ..common.coverage import Coverage
 from ..common.files import file_digest, import_extra
-from ..common.frames import as_strings, check_columns
+from ..common.frames import as_strings, check_columns, check_qids
 from ..common.runs import frame_digest, run_parts, stages_of
 
 BLOCK_ROWS = 100  # lost by a kill; the work of a worker at a time
@@ -134,6 +134,7 @@ class Candidates:
 
     def _with_queries(self, part: pd.DataFrame) -> pd.DataFrame:
         check_columns(part, ("qid", "docno"), "the candidates")
+        check_qids(part)
         part = part.assign(qid=as_strings(part["qid"]), docno=as_strings(part["docno"]))
         if self.topics is None:
             return part

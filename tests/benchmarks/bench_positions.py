@@ -180,9 +180,7 @@ def chance(collection: list[str], args: argparse.Namespace) -> None:
     locator = ld.PassageLocator(min_words=1, min_words_edited=1)
     print("\n| words | looked for | verbatim | substring | subsequence |\n| ---: | ---: | ---: | ---: | ---: |")
     for size in (4, 6, 8, 10, 12, 16, 24, 32):
-        passages = [
-            text for text in (ours.passage(size, size) for _ in range(1000)) if len(words(text)) == size
-        ][:200]
+        passages = [text for text in (ours.passage(size, size) for _ in range(1000)) if len(words(text)) == size][:200]
         found = [match for document in documents for match in locator.locate(passages, document) if match is not None]
         verbatim = sum(match.similarity == 1 for match in found)
         edited_ones = [sum(m.method == way and m.similarity < 1 for m in found) for way in ("substring", "subsequence")]

@@ -50,7 +50,8 @@ def test_the_best_passages_stand_in_document_order_with_marks():
 
 
 @pytest.mark.parametrize(
-    ("ranker", "reply"), [(RankGPT, "[1] > [2]"), (ld.Pointwise, Reply("Yes", 9, 1, logprobs={"Yes": -1.0, "No": -2.0}))]
+    ("ranker", "reply"),
+    [(RankGPT, "[1] > [2]"), (ld.Pointwise, Reply("Yes", 9, 1, logprobs={"Yes": -1.0, "No": -2.0}))],
 )
 def test_the_best_passage_does_not_depend_on_the_unicode_form(ranker, reply):
     model = Scripted(lambda _: reply)

@@ -291,6 +291,13 @@ def test_damaged_files_are_named_and_scored_anew(whole, tmp_path, monkeypatch):
             job()
 
 
+def test_candidates_without_a_qid_are_refused_before_anything_is_written(tmp_path):
+    run = RUN.assign(qid=[None, *RUN["qid"][1:]])
+    with pytest.raises(ValueError, match=rf"'qid' is empty in 1 of {len(RUN)} rows"):
+        ld.rerank_to_disk(Digests(), run, tmp_path / "out", topics=TOPICS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_merge_says_which_blocks_are_missing(tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, shard=(1, 3))
     names = written(tmp_path / "out")
