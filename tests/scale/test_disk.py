@@ -292,9 +292,9 @@ def test_damaged_files_are_named_and_scored_anew(whole, tmp_path, monkeypatch):
 
 
 def test_candidates_without_a_qid_are_refused_before_anything_is_written(tmp_path):
-    run = RUN.assign(qid=[None, *RUN["qid"][1:]])
+    run = RUN.assign(qid=[None, *RUN["qid"][1:]], query="words")
     with pytest.raises(ValueError, match=rf"'qid' is empty in 1 of {len(RUN)} rows"):
-        ld.rerank_to_disk(Digests(), run, tmp_path / "out", topics=TOPICS)
+        ld.rerank_to_disk(Digests(), run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
