@@ -22,7 +22,7 @@ HIDDEN = ("verbose", "text_loader")
 
 def described(value: Any) -> str:
     """Return the repr of a pipeline, function or argument, the same in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return re.sub(r"(?: at |=)0x[0-9a-fA-F]+", "", repr(value))
 
 
 def readable(number: float, digits: int = 3) -> str:

@@ -143,7 +143,7 @@ class RunFolder:
         if notes["identity"] is None or (efficiency and not notes["measured"]):
             return None, []
         if identity.functions:
-            return None, [f"function {name}" for name in identity.functions]
+            return None, [f"{name}, which cannot be compared" for name in identity.functions]
         mismatches = differences(notes["identity"], self._description(part, identity))
         return (None, mismatches) if mismatches else ((read_run(path), Cost(**notes["cost"])), [])
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from ..common.identity import identify
 from .calibrated import Calibrated
 from .reranker import CrossEncoder
 from .saved import CALIBRATION
@@ -37,8 +38,15 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         cls = Calibrated if (Path(str(self.path)) / CALIBRATION).is_file() else CrossEncoder
         return cls.load(str(self.path), **parameters)
 
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies the model in the folder, as `describe` of the model itself."""
+        return dict(identify(self._loaded()).description)
+
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""
+        return self._loaded().transform(inp)
+
+    def _loaded(self) -> CrossEncoder | Calibrated:
         if self._reranker is None:
             self._reranker = self.reranker()
-        return self._reranker.transform(inp)
+        return self._reranker

@@ -37,7 +37,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, Presented, changed_arguments, composed
+from ..common.presentation import HIDDEN, Presented, changed_arguments, composed, described
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
 from ..common.servers import BackendError
@@ -321,7 +321,7 @@ class Reranker(Presented, pt.Transformer):
         settings, arguments = model.settings, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
-            "arguments": {name: repr(value) for name, value in saved.without_paths(arguments).items()},
+            "arguments": {name: described(value) for name, value in saved.without_paths(arguments).items()},
             "windows": windows_to_config(settings.windows),
             "max_doc_len": settings.max_doc_len,
             "max_query_len": settings.max_query_len,

@@ -16,6 +16,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.identity import differences, identify
 from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder, packaged_models
 from pyterrier_longdoc.modelling.preselection import preselection_from_config
 from pyterrier_longdoc.rerankers.artifact import LongDocArtifact
@@ -59,6 +60,23 @@ def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
     started = make("MaxP", plain_encoder, pooling="cls")
     before = repr(started)
     assert repr(started.start_from(make("FirstP", cross_encoder, pooling="cls"))).startswith(before[:-1] + ", started ")
+
+
+def test_an_artifact_is_described_as_the_model_that_it_holds(saved):
+    artifact = identify(pt.Artifact.load(str(saved)))
+    assert artifact == identify(ld.CrossEncoder.load(saved))
+    assert artifact.description["transformer"].endswith("MaxP")
+
+
+def test_an_artifact_is_another_one_after_another_model_was_saved_there(cross_encoder, tmp_path):
+    first = make("MaxP", cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-2}, margin=9.0))
+    first.save(tmp_path)
+    before = identify(pt.Artifact.load(str(tmp_path))).description
+    first.fit(tiny.results().fillna({"text": ""}), QRELS).save(tmp_path)
+    trained = identify(pt.Artifact.load(str(tmp_path))).description
+    assert differences(before, trained) == ["weights.fingerprint"]
+    make("FirstP", cross_encoder).save(tmp_path)
+    assert "class" in differences(trained, identify(pt.Artifact.load(str(tmp_path))).description)
 
 
 def test_artifact(saved, results):

@@ -1,0 +1,47 @@
+"""What tells an index from another one: files that are written when it is built, read without Java."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyterrier as pt
+
+BUILT = ("created", "built")
+"""The keys in a description that change when an index is built anew, even from the same documents."""
+
+NOT_ON_DISK = "an index that is not on disk"
+
+_TERRIERS = ("index.created", "num.Documents", "num.Tokens", "index.meta.key-names", "index.meta.value-lengths")
+
+
+def is_java(value: Any) -> bool:
+    """Return whether a value is a Java object."""
+    return any((cls.__module__, cls.__name__) == ("jnius", "JavaClass") for cls in type(value).__mro__)
+
+
+def is_terriers(value: Any) -> bool:
+    """Return whether a value is an index of Terrier: a `TerrierIndex`, or an `Index` or `IndexRef` of Java."""
+    if is_java(value):
+        return type(value).__name__.startswith(("org.terrier.structures.Index", "org.terrier.querying.IndexRef"))
+    return isinstance(value, pt.terrier.TerrierIndex)
+
+
+def terriers_properties(index: Any) -> dict[str, str] | None:
+    """Return what the file of an index of Terrier says of its making; None for one in memory, or a sum of indices."""
+    if isinstance(index, pt.terrier.TerrierIndex):
+        in_java = index._index_obj if index._index_ref is None else index._index_ref
+        index = in_java if index.path is pt.Artifact.NO_PATH else index.path
+    path = Path(index.toString().removeprefix("concurrent:") if is_java(index) else index)
+    file = path if path.suffix == ".properties" else path / "data.properties"
+    if not file.is_file():
+        return None
+    lines = (line.partition("=") for line in file.read_text(encoding="latin-1").splitlines())
+    found = {name: value for name, _, value in lines}
+    return {name: found.get(name, "") for name in _TERRIERS}
+
+
+def time_of_building(index: pt.Artifact) -> dict[str, int]:
+    """Return when an artifact was built, in nanoseconds; nothing if it has no file of PyTerrier's that could say so."""
+    file = Path(str(index.path)) / "pt_meta.json"
+    return {"built": file.stat().st_mtime_ns} if file.is_file() else {}

@@ -1,0 +1,251 @@
+"""Indices are told by what their files say, other Java objects by their class; nothing is told by an address."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.identity import differences, identify
+from pyterrier_longdoc.common.presentation import described
+from pyterrier_longdoc.training.resume import settings_of
+
+from ..support import terrier
+from ..support.systems import make
+
+TOPICS = pd.DataFrame({"qid": ["1", "2"], "query": ["dog river", "tree"]})
+QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d5", "d2"], "label": 1})
+LONGER = {docno: f"{text} . a dog and a tree by the river" for docno, text in terrier.DOCUMENTS.items()}
+LENGTHS = ld.PairScorer(lambda queries, texts: list(map(float, map(len, texts))), name="lengths")
+
+pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
+
+
+def differing(a, b):
+    return differences(identify(a).description, identify(b).description)
+
+
+def properties(folder, **changes):
+    """The folder of an index with the file of properties that Terrier writes, as far as it matters."""
+    values = {"index.created": "1795754259858", "num.Documents": "6", "num.Tokens": "32"}
+    values |= {"index.meta.key-names": "docno,text", "index.meta.value-lengths": "20,200000", "other": "=\\u00e9"}
+    folder.mkdir()
+    values |= {name.replace("_", "."): value for name, value in changes.items()}
+    lines = ["#Fri Nov 27", *(f"{name}={value}" for name, value in values.items())]
+    (folder / "data.properties").write_text("\n".join(lines), encoding="latin-1")
+    return folder
+
+
+# Without Java.
+
+
+def test_copies_of_an_index_of_terrier_are_equal(tmp_path):
+    properties(tmp_path / "index")
+    shutil.copytree(tmp_path / "index", tmp_path / "copy", copy_function=shutil.copy)
+    index, copy = (pt.terrier.TerrierIndex(tmp_path / name) for name in ("index", "copy"))
+    assert not differing(index, copy)
+    assert identify(index)[1:] == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"index_created": "2"}, "text_loader.index.created (the index was built anew)"),
+        ({"num_Documents": "7"}, "text_loader.num.Documents"),
+        ({"num_Tokens": "33"}, "text_loader.num.Tokens"),
+        ({"index_meta_key-names": "docno,title"}, "text_loader.index.meta.key-names"),
+        ({"index_meta_value-lengths": "20,4096"}, "text_loader.index.meta.value-lengths"),
+    ],
+)
+def test_another_index_of_terrier_is_told_by_its_file(tmp_path, changes, named):
+    folders = properties(tmp_path / "index"), properties(tmp_path / "other", **changes)
+    models = [ld.MaxP(LENGTHS, text_loader=pt.terrier.TerrierIndex(folder)) for folder in folders]
+    assert differing(*models) == [named]
+
+
+def test_a_description_holds_no_address():
+    class Foreign:
+        def __repr__(self):
+            return f"<Index at {hex(id(self))} jself=<LocalRef obj={hex(id(self))}>>"
+
+    assert described(Foreign()) == "<Index jself=<LocalRef obj>>"
+
+
+def test_a_rebuilt_index_of_pisa_is_another_one(tmp_path):
+    pisa = pytest.importorskip("pyterrier_pisa")
+    index = pisa.PisaIndex(str(tmp_path / "index"), text_field="text", overwrite=True)
+    documents = [{"docno": docno, "text": text} for docno, text in terrier.DOCUMENTS.items()]
+    index.index(documents)
+    before = identify(index.bm25()).description
+    index.dph()  # which adds files to the folder
+    assert not differences(before, identify(index.bm25()).description)
+    with pytest.warns(UserWarning, match="Removing"):
+        index.index(documents)
+    assert differences(before, identify(index.bm25()).description) == [
+        "arguments.index.built (the index was built anew)"
+    ]
+
+
+def test_a_restored_experiment_has_nothing_to_say_of_pisa(tmp_path):
+    pisa = pytest.importorskip("pyterrier_pisa")
+    index = pisa.PisaIndex(str(tmp_path / "index"), text_field="text")
+    index.index([{"docno": docno, "text": text} for docno, text in terrier.DOCUMENTS.items()])
+
+    def checks():
+        results = ld.Experiment({"BM25": index.bm25()}, TOPICS, QRELS, ["AP"], save_dir=tmp_path / "experiment")
+        return results.checks["check"].tolist()
+
+    assert not {"unchecked", "made anew"} & {*checks(), *checks()}
+
+
+def test_a_rebuilt_cache_of_texts_is_another_one(tmp_path):
+    caching = pytest.importorskip("pyterrier_caching")
+
+    def model():
+        cache = caching.IndexerCache(str(tmp_path / "cache"))
+        if not cache.built():
+            cache.index([{"docno": "a1", "text": "a cat"}, {"docno": "b2", "text": "a dog"}])
+        return ld.MaxP(LENGTHS, text_loader=cache.text_loader())
+
+    before = identify(model()).description
+    assert not differences(before, identify(model()).description)
+    shutil.rmtree(tmp_path / "cache")
+    assert differences(before, identify(model()).description) == [
+        "text_loader.arguments.cache.built (the index was built anew)"
+    ]
+
+
+# With Terrier.
+
+
+STAGES = {
+    "bm25": lambda index: index.bm25(),
+    "Retriever of an Index": lambda index: pt.terrier.Retriever(index.index_obj(), wmodel="BM25"),
+    "Retriever of an IndexRef": lambda index: pt.terrier.Retriever(index.index_ref(), wmodel="BM25"),
+    "Retriever of a path": lambda index: pt.terrier.Retriever(str(index.path), wmodel="BM25"),
+    "FeaturesRetriever": lambda index: pt.terrier.FeaturesRetriever(index, ["WMODEL:Tf"], wmodel="BM25"),
+    "Bo1": lambda index: pt.rewrite.Bo1QueryExpansion(index),
+    "RM3": lambda index: pt.rewrite.RM3(index),
+    "SDM": lambda index: pt.rewrite.SDM(),
+    "text loader": lambda index: index.text_loader("text"),
+    "get_text of an Index": lambda index: pt.text.get_text(index.index_obj(), "text"),
+    "scorer": lambda index: pt.text.scorer(body_attr="text", wmodel="BM25", background_index=index),
+    "text_loader=TerrierIndex": lambda index: ld.MaxP(LENGTHS, text_loader=index),
+    "text_loader=Index": lambda index: ld.MaxP(LENGTHS, text_loader=index.index_obj()),
+    "text_loader=IndexRef": lambda index: ld.MaxP(LENGTHS, text_loader=pt.text.get_text(index.index_ref())),
+}
+
+
+@pytest.mark.parametrize("make_stage", STAGES.values(), ids=STAGES)
+def test_stages_of_terrier_are_the_same_in_every_process(make_stage, terrier_index):
+    stages = [make_stage(pt.terrier.TerrierIndex(terrier_index.path)) for _ in range(2)]
+    assert not differing(*stages)
+    assert "0x" not in json.dumps(identify(stages[0]).description)
+    assert identify(stages[0])[1:] == ([], [])
+
+
+def test_all_forms_of_an_index_of_terrier_are_one(terrier_index):
+    forms = [terrier_index, terrier_index.index_obj(), terrier_index.index_ref()]
+    forms.append(pt.java.autoclass("org.terrier.querying.IndexRef").of(f"{terrier_index.path}/data.properties"))
+    descriptions = [identify(form).description for form in forms]
+    assert descriptions == [descriptions[0]] * 4
+    assert descriptions[0]["num.Documents"] == "6"
+
+
+def test_an_index_in_memory_is_known_as_little_as_a_function(terrier_started, tmp_path):
+    memory = pt.terrier.IterDictIndexer(str(tmp_path), type=pt.terrier.IndexingType.MEMORY)
+    index = pt.terrier.IndexFactory.of(memory.index([{"docno": "d1", "text": "a cat"}]))
+    for stage in (pt.terrier.Retriever(index), ld.MaxP(LENGTHS, text_loader=index)):
+        assert identify(stage).functions == ["an index that is not on disk"]
+
+
+def test_a_sum_of_indices_is_known_as_little_as_a_function(terrier_index):
+    both = terrier_index.index_obj() + terrier_index.index_obj()
+    assert identify(pt.terrier.Retriever(both)).functions == ["an index that is not on disk"]
+
+
+def test_a_function_as_weighting_model_is_named(terrier_index):
+    def weights(frequency, posting, entry, collection):
+        return frequency
+
+    assert identify(pt.terrier.Retriever(terrier_index, wmodel=weights)).functions == [weights.__qualname__]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"body_attr": "title"}, {"background_index": True}, {"wmodel": "Tf"}, {"stemmer": None}, {"tokeniser": "utf"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_scorers_of_texts_are_told_apart_by_what_they_pass_on(changes, terrier_index):
+    arguments = {"body_attr": "text", "wmodel": "BM25"}
+    changes = {name: terrier_index if value is True else value for name, value in changes.items()}
+    assert differing(pt.text.scorer(**arguments), pt.text.scorer(**{**arguments, **changes}))
+
+
+@pytest.mark.parametrize("changes", [{"fb_terms": 3}, {"fb_docs": 2}, {"tokeniser": "utf"}])
+def test_expansions_are_told_apart_by_what_they_pass_on(changes, terrier_index):
+    assert differing(
+        pt.rewrite.Bo1QueryExpansion(terrier_index), pt.rewrite.Bo1QueryExpansion(terrier_index, **changes)
+    )
+
+
+@pytest.mark.parametrize("name", ["bm25", "FeaturesRetriever", "scorer", "RM3", "text loader"])
+def test_use_does_not_change_a_stage(name, terrier_index):
+    stage, unused = (STAGES[name](terrier_index) for _ in range(2))
+    found = (terrier_index.bm25(num_results=3) >> terrier_index.text_loader("text"))(TOPICS)
+    stage(TOPICS if name in ("bm25", "FeaturesRetriever") else found)
+    assert not differing(stage, unused)
+
+
+def rows(index):
+    return index.bm25(num_results=3)(TOPICS)[["qid", "query", "docno", "score", "rank"]]
+
+
+def test_a_job_goes_on_with_the_same_index_and_not_with_a_rebuilt_one(terrier_started, tmp_path):
+    folder = tmp_path / "index"
+    candidates = rows(terrier.index(folder))
+
+    def job(shard):
+        model = ld.MaxP(LENGTHS, text_loader=pt.terrier.TerrierIndex(folder).index_obj())
+        return ld.rerank_to_disk(model, candidates, tmp_path / "out", shard=shard).rows
+
+    assert job((0, 2)) + job((1, 2)) == len(candidates)
+    shutil.rmtree(folder)
+    terrier.index(folder, LONGER)
+    with pytest.raises(ValueError, match=r"differs in pipeline.text_loader.index.created \(the index was built anew\)"):
+        job((0, 2))
+
+
+def test_an_experiment_reads_the_run_of_the_same_index_and_reruns_that_of_a_rebuilt_one(terrier_started, tmp_path):
+    folder = tmp_path / "index"
+
+    def experiment():
+        index = pt.terrier.TerrierIndex(folder)
+        pipeline = index.bm25(num_results=5) >> index.text_loader("text") >> ld.MaxP(LENGTHS)
+        results = ld.Experiment({"a": pipeline}, TOPICS, QRELS, ["AP"], save_dir=tmp_path / "experiment")
+        fresh = pt.Evaluate(pipeline(TOPICS), QRELS, ["map"])["map"]
+        return results.means.loc["a", "AP"], fresh, set(results.checks["check"]) & {"unchecked", "made anew"}
+
+    terrier.index(folder)
+    first = experiment()
+    assert first == (pytest.approx(first[1]), first[1], set())
+    assert experiment() == first
+    shutil.rmtree(folder)
+    terrier.index(folder, {**LONGER, "d1": LONGER["d1"] * 9, "d2": LONGER["d2"] * 9})
+    found, fresh, checks = experiment()
+    assert (found, checks) == (pytest.approx(fresh), {"made anew"})
+    assert not np.isclose(found, first[0])
+
+
+def test_a_training_goes_on_with_the_same_index(terrier_index, cross_encoder):
+    models = [
+        make("MaxP", cross_encoder, text_loader=pt.terrier.TerrierIndex(terrier_index.path).index_obj())
+        for _ in range(2)
+    ]
+    assert settings_of(models[0]) == settings_of(models[1])
+    assert not settings_of(models[0])["own code"]
