@@ -30,8 +30,7 @@ def is_terriers(value: Any) -> bool:
 def terriers_properties(index: Any) -> dict[str, str] | None:
     """Return what the file of an index of Terrier says of its making; None for one in memory, or a sum of indices."""
     if isinstance(index, pt.terrier.TerrierIndex):
-        in_java = index._index_obj if index._index_ref is None else index._index_ref
-        index = in_java if index.path is pt.Artifact.NO_PATH else index.path
+        index = index.index_obj() if index.path is pt.Artifact.NO_PATH else index.path
     path = Path(index.toString().removeprefix("concurrent:") if is_java(index) else index)
     file = path if path.suffix == ".properties" else path / "data.properties"
     if not file.is_file():

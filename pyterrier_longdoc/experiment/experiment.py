@@ -120,9 +120,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         save_mode: what to do with earlier runs in it, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or
             raise an `"error"`. Unlike there, a run is reused only if the same pipeline would make it: weights,
             settings, first stage and topics are compared by their contents. A factory is always called; the run of the
-            pipeline that it returns may be reused. A run is made anew if a stage is a function (`pt.apply`) or your own
-            subclass of a class of this package without its own `describe`: nobody can tell whether their code is the
-            same. Transformers of other packages without `describe` are compared by their attributes and `repr`.
+            pipeline that it returns may be reused. A run is made anew if its index was built anew, or if a stage is a
+            function (`pt.apply`), reads an index in memory, or is your own subclass of a class of this package without
+            its own `describe`: nobody can tell whether these are the same. Transformers of other packages without `describe` are compared by their attributes and `repr`.
             `.checks` names both.
         verbose: show a progress bar of the runs.
 
