@@ -122,8 +122,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             settings, first stage and topics are compared by their contents. A factory is always called; the run of the
             pipeline that it returns may be reused. A run is made anew if its index was built anew, or if a stage is a
             function (`pt.apply`), reads an index in memory, or is your own subclass of a class of this package without
-            its own `describe`: nobody can tell whether these are the same. Transformers of other packages without `describe` are compared by their attributes and `repr`.
-            `.checks` names both.
+            its own `describe`: nobody can tell whether these are the same. Transformers of other packages without
+            `describe` are compared by their attributes and `repr`. `.checks` names both.
         verbose: show a progress bar of the runs.
 
     Returns:
