@@ -29,7 +29,7 @@ from .layout import layout_name, longest_first
 from .preselection import TextPairs
 from .templates import with_trail
 from .tokens import Span, TokenCache, TokenizedText, tokenize_documents
-from .weights import HeadSpec, WeightsWatch, fingerprint, seeded_head
+from .weights import HeadSpec, WeightsWatch, fingerprint, seeded_head, warm_start
 
 PAIRS_PER_BLOCK = 4096
 """Most pairs that are read and encoded at a time."""
@@ -247,7 +247,7 @@ class Model(nn.Module):
                 head_spec=head,
                 weight_arguments=weight_arguments,
             )
-        model.ready = model.head.warm_start(model.take_over())
+        model.ready = warm_start(model.head, model.take_over())
         return model.eval()
 
     def use(self, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -11,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from .heads.base import Head, build_head
+from .heads.base import Head, WarmStart, build_head
 
 HeadSpec = tuple[str, dict[str, Any]]
 """Registered name and options of a head."""
@@ -66,6 +67,17 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
         return build_head(name, hidden_size, channels=channels, **options)
 
 
+def warm_start(head: Head, start: WarmStart) -> bool:
+    """Let a head take over what fits of a checkpoint; return whether its scores make sense without training.
+
+    A `warm_start` that a head inherits knows nothing of the weights that the head's own constructor adds, beside the
+    last layer: they stay random.
+    """
+    ready = head.warm_start(start)
+    knows_all = next("warm_start" in vars(c) for c in type(head).__mro__ if {"__init__", "warm_start"} & vars(c).keys())
+    return ready and (knows_all or all(name.startswith("final.") for name, _ in head.named_parameters()))
+
+
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     """Put another head on a model's encoder; do nothing and return False if trained weights would be lost.
 
@@ -78,7 +90,7 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     elif model.trained:
         return False
     else:
-        model.ready = new.warm_start(model.take_over())
+        model.ready = warm_start(new, model.take_over())
     model.head, model.head_spec = new, head
     model.eval()
     return True
@@ -117,9 +129,11 @@ def _start_head(model: Any, other: Any) -> None:
     if type(new) is type(old) and _difference(new, old) is None:
         new.load_state_dict(old.state_dict())
         model.ready = other.ready
-    elif type(old).warm_start is Head.warm_start:  # its last layer scores the same vectors as a checkpoint's
-        start = replace(model.take_over(), final=old.final)
-        model.ready = new.warm_start(start) and other.ready
+        return
+    start = replace(model.take_over(), final=getattr(old, "final", None))
+    # A head that takes over a checkpoint's last layer has one for the same vectors.
+    if copy.deepcopy(old).warm_start(start):
+        model.ready = warm_start(new, start) and other.ready
 
 
 def _difference(module: nn.Module, other: nn.Module) -> str | None:

@@ -3,8 +3,10 @@
 Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
 """
 
+import json
 import math
-from dataclasses import replace
+import warnings
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,12 +15,15 @@ from torch import nn
 from transformers import AutoModel
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.heads import build_head, registered_heads
+from pyterrier_longdoc.modelling.heads import base, build_head, registered_heads
 from pyterrier_longdoc.modelling.heads.base import Head, WarmStart, head_options
 from pyterrier_longdoc.modelling.inputs import Encoded, Matches, QueryStates
 
 from ..support import tiny, tiny_long
 from ..support.arithmetic import array, bert, linear, softmax
+from ..support.systems import QRELS, QUIET
+
+pytestmark = QUIET
 
 H = 24
 CHANNELS = 3
@@ -421,3 +426,110 @@ def test_transformer_with_too_many_windows(query, separators, room):
     anywhere = make(name, max_positions=12, separators=separators, positions=False)
     anywhere.check_windows(40, query)
     assert anywhere(encoded((40,))).isfinite().all()
+
+
+# A head of a user's own, with a weight that no checkpoint has.
+
+
+class GatedHead(ld.Head):
+    """Scales the vectors by a learned gate, and has only the inherited `warm_start`."""
+
+    def __init__(self, hidden_size, **options):
+        super().__init__(hidden_size, **options)
+        self.gate = nn.Parameter(torch.randn(hidden_size))
+
+    def forward(self, encoded):
+        return self.score(encoded.cls[:, 0] * self.gate)
+
+
+class NeutralHead(GatedHead):
+    """Starts the gate at a value that changes nothing."""
+
+    def warm_start(self, start):
+        nn.init.ones_(self.gate)
+        return super().warm_start(start)
+
+
+class MoreThanAttentionHead(registered_heads()["parade-attn"]):
+    """Adds a gate to a head whose own `warm_start` knows nothing of it."""
+
+    def __init__(self, hidden_size, **options):
+        super().__init__(hidden_size, **options)
+        self.gate = nn.Parameter(torch.randn(hidden_size))
+
+
+class OtherForwardHead(registered_heads()["parade-attn"]):
+    """Adds no weights."""
+
+    def forward(self, encoded):
+        return super().forward(encoded) * 2
+
+
+@dataclass(eq=False, repr=False)
+class Gated(ld.CrossEncoder):
+    """Any of these heads over one window."""
+
+    _: KW_ONLY
+    head: str = ld.argument("", role="head")
+
+    def head_spec(self):
+        return self.head, {}
+
+    def default_windows(self):
+        return ld.Truncate(20)
+
+
+def gated(head, backbone, **options):
+    """A model with one of the heads above, which the package knows until the end of the test."""
+    base._REGISTRY[head.__name__] = head
+    return Gated(backbone, head=head.__name__, device="cpu", max_query_len=8, **options)
+
+
+def is_untrained(model):
+    """Whether scores come with the warning of random layers."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(tiny.results())
+    return any(issubclass(each.category, ld.UntrainedWarning) for each in caught)
+
+
+@pytest.mark.parametrize("head", [GatedHead, MoreThanAttentionHead])
+def test_a_weight_of_a_heads_own_is_untrained_on_a_cross_encoder(head):
+    assert is_untrained(gated(head, tiny.encoder()))
+
+
+@pytest.mark.parametrize("head", [GatedHead, MoreThanAttentionHead])
+def test_a_weight_of_a_heads_own_is_untrained_after_start_from(head):
+    assert is_untrained(gated(head, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)))
+
+
+@pytest.mark.parametrize("head", [NeutralHead, OtherForwardHead])
+def test_a_head_whose_warm_start_sets_all_its_weights_is_silent(head):
+    model = gated(head, tiny.encoder())
+    assert not is_untrained(model)
+    assert not is_untrained(gated(head, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)))
+
+
+def test_a_neutral_head_starts_with_the_scores_of_the_model_it_starts_from(tmp_path):
+    trained = ld.FirstP(tiny.checkpoint(tmp_path, seed=5), window_size=20, max_query_len=8, device="cpu")
+    model = gated(NeutralHead, tiny.encoder()).start_from(trained)
+    np.testing.assert_allclose(model(tiny.results())["score"], trained(tiny.results())["score"], rtol=1e-5)
+
+
+def test_the_last_layer_of_a_head_with_more_weights_is_taken_over():
+    other = gated(NeutralHead, tiny.encoder())
+    with torch.no_grad():
+        other.model.head.final.weight.mul_(3.0)
+    model = ld.FirstP(tiny.encoder(), device="cpu").start_from(other)
+    assert torch.equal(model.model.head.final.weight, other.model.head.final.weight)
+
+
+def test_a_saved_model_with_an_untrained_weight_is_untrained_when_loaded(tmp_path):
+    gated(GatedHead, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)).save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["head"]["ready"] is False
+    assert is_untrained(Gated.load(tmp_path, device="cpu"))
+
+
+def test_training_makes_a_heads_own_weights_trained():
+    model = gated(GatedHead, tiny.encoder(), training=ld.TrainingArgs(max_steps=1, queries_per_step=1))
+    assert not is_untrained(model.fit(tiny.results(), QRELS))

@@ -87,7 +87,11 @@ class Head(nn.Module):
         return {}
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Take over what fits of the backbone's checkpoint; return whether scores make sense without training."""
+        """Take over what fits of the backbone's checkpoint; return whether scores make sense without training.
+
+        This one takes over the last layer. A head with more weights sets them to a neutral value in a `warm_start` of
+        its own, which returns `super().warm_start(start)`; without one it counts as untrained until `fit`.
+        """
         if start.final is None or start.final.weight.shape != self.final.weight.shape:
             return False
         self.final.load_state_dict(start.final.state_dict())

@@ -52,6 +52,10 @@ class ParadeAttnHead(Head, name="parade-attn"):
         super().__init__(hidden_size, **options)
         self.attention = nn.Parameter(torch.zeros(hidden_size))
 
+    def warm_start(self, start: WarmStart) -> bool:
+        nn.init.zeros_(self.attention)
+        return super().warm_start(start)
+
     def forward(self, encoded: Encoded) -> torch.Tensor:
         weights = self.window_weights(encoded).unsqueeze(-1)  # (B, N, 1)
         return self.score((weights * encoded.cls).sum(1))
@@ -73,6 +77,11 @@ class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
         self.attention = nn.Linear(hidden_size, hidden_size)
         nn.init.zeros_(self.attention.weight)
         nn.init.zeros_(self.attention.bias)
+
+    def warm_start(self, start: WarmStart) -> bool:
+        nn.init.zeros_(self.attention.weight)
+        nn.init.zeros_(self.attention.bias)
+        return super().warm_start(start)
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         return self.score((self._attend(encoded) * encoded.cls).sum(1))
