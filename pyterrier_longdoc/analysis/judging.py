@@ -14,7 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import argument, validate
-from ..common.files import import_extra
+from ..common.files import full_name, import_extra
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -226,6 +226,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         validate(self)
+        self.tokenizer = full_name(self.tokenizer)
         if self.preselect is not None:
             check_preselection(self.preselect, SentenceWindows(max_tokens=self.chunk_tokens))
         check_template("request", self.request, {"query", "text"}, required={"query", "text"})

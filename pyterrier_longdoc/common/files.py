@@ -6,6 +6,8 @@ import gzip
 import importlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -34,10 +36,39 @@ def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
         temporary.chmod(mode)
         _flush(temporary, os.O_RDWR)
         os.replace(temporary, path)
-        if os.name == "posix":  # elsewhere folders cannot be opened
-            _flush(path.parent, os.O_RDONLY)
+        _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_files(folder: Path, *, last: str, old: Iterable[str]) -> Iterator[Path]:
+    """Yield an empty folder whose files and folders move into `folder` after success, when all are complete on disk.
+
+    The file `last` is removed first and moves last: after a kill in between, the folder lacks it. Files and folders
+    named `old` are removed, others that are not replaced stay.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
+        yield Path(temporary)
+        for file in Path(temporary).rglob("*"):
+            if file.is_file():
+                _flush(file, os.O_RDWR)
+        new = sorted(Path(temporary).iterdir(), key=lambda path: path.name == last)
+        (folder / last).unlink(missing_ok=True)
+        for target in (folder / name for name in (*old, *(path.name for path in new))):
+            if target.is_dir():
+                shutil.rmtree(target)
+            elif target.name in old:
+                target.unlink(missing_ok=True)
+        for path in new:
+            os.replace(path, folder / path.name)
+        _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        _flush(folder, os.O_RDONLY)
 
 
 def _flush(path: Path, mode: int) -> None:
@@ -47,6 +78,16 @@ def _flush(path: Path, mode: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def full_path(path: Any) -> Any:
+    """Return a string or Path as a full path, which a later chdir does not change; None stays None."""
+    return None if path is None else type(path)(os.path.abspath(path))
+
+
+def full_name(name: Any) -> Any:
+    """Return the full path of a folder that exists; a name on the hub, or what is no name, as it is."""
+    return full_path(name) if isinstance(name, str | Path) and Path(name).is_dir() else name
 
 
 def file_digest(path: Path) -> str:

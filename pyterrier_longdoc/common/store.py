@@ -39,7 +39,7 @@ class Store:
     schema: ClassVar[tuple[str, ...]] = (_SCHEMA,)
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"

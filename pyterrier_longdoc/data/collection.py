@@ -16,6 +16,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments
+from ..common.files import full_name
 from ..common.frames import as_strings
 from ..common.language import Counter, token_counter
 from ..common.progress import counting
@@ -279,7 +280,7 @@ class PositionedCollection(Collection):
         variants: Iterable[str] = (),
         papers: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.tokenizer, self.papers = name, tokenizer, papers
+        self.name, self.tokenizer, self.papers = name, full_name(tokenizer), papers
         self._source, self._default, self._variants = parts, default, list(variants)
 
     @cached_property

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.files import checked_row, read_rows
+from ..common.files import checked_row, full_name, read_rows
 from ..common.language import token_counter
 from ..common.warnings import warn
 from .collection import CollectionParts, PositionedCollection
@@ -184,7 +184,7 @@ def read_squad_posq(folder: str | Path, *, tokenizer: Any = None) -> PositionedC
     """
     tables = ("squad_v2/train", "squad_v2/validation")
     files = [file for table in tables for file in _tables(folder, table, "rajpurkar/squad_v2")]
-    parts, papers = partial(_squad, files, tokenizer), ("zeng-2025-empirical",)
+    parts, papers = partial(_squad, files, full_name(tokenizer)), ("zeng-2025-empirical",)
     return PositionedCollection("squad-posq", parts, tokenizer=tokenizer, variants=SQUAD_GROUPS, papers=papers)
 
 
@@ -229,7 +229,8 @@ def read_fineweb_posq(path: str | Path, *, tokenizer: Any = None) -> PositionedC
         tokenizer: counts the tokens of lengths and positions, see `token_counter`.
     """
     root = Path(path).expanduser()
-    parts = partial(_fineweb, [root] if root.is_file() else _tables(root, "*", "NovaSearch/FineWeb-PosQ"), tokenizer)
+    files = [root] if root.is_file() else _tables(root, "*", "NovaSearch/FineWeb-PosQ")
+    parts = partial(_fineweb, files, full_name(tokenizer))
     papers = ("zeng-2025-empirical",)
     return PositionedCollection("fineweb-posq", parts, tokenizer=tokenizer, variants=THIRDS, papers=papers)
 

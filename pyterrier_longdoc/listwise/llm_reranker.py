@@ -12,6 +12,7 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, validate
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, in_words
+from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
@@ -71,6 +72,7 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     def _check(self) -> None:
         """Raise ValueError for arguments that can never work; the model is not asked."""
         validate(self)
+        self.tokenizer = full_name(self.tokenizer)
         field_names(self.text_field)
         check_preselection(self.preselect, self.windows)
 

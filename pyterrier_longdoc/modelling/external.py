@@ -20,6 +20,7 @@ from torch import nn
 
 from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
+from ..common.files import full_name
 from ..common.language import named_tokenizer
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
@@ -69,6 +70,7 @@ class ExternalScorer(ABC):
 
     def __post_init__(self) -> None:
         validate(self)
+        object.__setattr__(self, "tokenizer", full_name(self.tokenizer))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExternalScorer:
         # It never changes, and a copy might hold weights twice.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from ..common.files import replacing
+from ..common.files import full_name, replacing
 from ..common.hub import unreachable
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
@@ -27,7 +24,10 @@ from .model import Model
 from .weights import fingerprint
 
 FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter.safetensors"
+TRAINING_FILE = "training.json"
 
 ITS_NAME = "this-folder-or-hub-id"
 _CARD = """---
@@ -55,9 +55,16 @@ Parameters: `{parameters}`
 def save_model(
     folder: Path, model: Model, *, cls: type, parameters: dict[str, Any], adapter: Adapter | None = None
 ) -> None:
-    """Write a model and its class's arguments into a folder; with an adapter only the difference from the backbone."""
+    """Write a model and its class's arguments into a folder; with an adapter only the difference from the backbone.
+
+    `config.json` has the fingerprint of the weights, so that `load` notices files of two models in one folder.
+    """
     head, options = model.head_spec
-    folder.mkdir(parents=True, exist_ok=True)
+    if adapter is None:
+        tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+        model.tokenizer.save_pretrained(folder)
+    else:
+        tensors = adapter.tensors
     config = {
         "format": SAVED_FORMAT,
         "format_version": FORMAT_VERSION,
@@ -72,33 +79,20 @@ def save_model(
             "built_from": model.head.built_from(),
             "ready": model.ready,
         },
-        **({} if adapter is None else {"adapter": {"base": adapter.base, "upon": adapter.upon}}),
+        "weights": fingerprint(tensors),
+        **({} if adapter is None else {"adapter": adapter.describe()}),
     }
     texts = {
-        "config.json": _pretty(config),
+        CONFIG_FILE: _pretty(config),
         "pt_meta.json": _pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
         "README.md": _card(cls, parameters),
     }
     if model.recipe is not None:
-        texts["training.json"] = _pretty({"args": model.recipe, "history": model.history})
-    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
-        # No file is replaced before all are written: on a full disk an earlier model stays whole.
-        for file, text in texts.items():
-            stack.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
-        if adapter is None:
-            tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-            temporary_file = stack.enter_context(replacing(folder / "model.safetensors"))
-            save_file(tensors, temporary_file, metadata={"format": "pt"})
-            model.tokenizer.save_pretrained(scratch)
-            for path in [path for path in Path(scratch).rglob("*") if path.is_file()]:
-                target = folder / path.relative_to(scratch)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
-        else:
-            temporary_file = stack.enter_context(replacing(folder / ADAPTER_FILE))
-            save_file(adapter.tensors, temporary_file, metadata={"format": "pt"})
-    if "training.json" not in texts:
-        (folder / "training.json").unlink(missing_ok=True)  # of an earlier model
+        texts[TRAINING_FILE] = _pretty({"args": model.recipe, "history": model.history})
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    with replacing(folder / (WEIGHTS_FILE if adapter is None else ADAPTER_FILE)) as temporary_file:
+        save_file(tensors, temporary_file, metadata={"format": "pt"})
 
 
 def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -110,8 +104,12 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         except (LocalEntryNotFoundError, HFValidationError) as error:
             unreachable(str(name), error.__cause__ or error)
-    path = folder / "config.json"
+    path = folder / CONFIG_FILE
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not config and any((folder / file).is_file() for file in (WEIGHTS_FILE, ADAPTER_FILE)):
+        raise ValueError(
+            f"{str(name)!r} has weights but no {CONFIG_FILE}: saving a model there did not finish; save it again"
+        )
     if config.get("format") != SAVED_FORMAT:
         raise ValueError(
             f"{str(name)!r} is no model saved by this package; to start from a Hugging Face checkpoint give it as the "
@@ -133,14 +131,24 @@ def load_model(
     head = build_head(head_spec[0], backbone.hidden_size, channels=backbone.channels, **head_options)
     arguments = {"backbone": backbone, "head_spec": head_spec, "weight_arguments": weight_arguments}
     model = Model(encoder(backbone), tokenizer, head, settings, **arguments)
-    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    model.load_state_dict(tensors, strict=True)
+    _check_weights(tensors, folder, config)
     return model.eval()
+
+
+def _check_weights(tensors: Mapping[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> None:
+    if fingerprint(tensors) != config.get("weights"):
+        raise ValueError(
+            f"the weights in {str(folder)!r} are not those with which its {CONFIG_FILE} was written: files of two models "
+            f"are mixed there; save the model again"
+        )
 
 
 def restore_training(model: Model, folder: Path, config: dict[str, Any]) -> None:
     """Restore a loaded model's record of its training."""
     model.ready, model.trained = config["head"]["ready"], True
-    training = folder / "training.json"
+    training = folder / TRAINING_FILE
     if training.is_file():
         record = json.loads(training.read_text(encoding="utf-8"))
         model.recipe, model.history = record["args"], record["history"]
@@ -179,26 +187,41 @@ class Adapter:
     """
 
     tensors: dict[str, torch.Tensor]
-    base: str
+    base: str  # fingerprint of the backbone's weights
     upon: str | None = None
+    upon_weights: str | None = None  # fingerprint of what `upon` changes in the encoder
+
+    def describe(self) -> dict[str, str | None]:
+        """Return the JSON-able description of what it stands on."""
+        return {"base": self.base, "upon": self.upon, "upon_weights": self.upon_weights}
 
     @classmethod
     def of(cls, model: Model, untrained: Model, *, upon: str | None = None) -> Adapter:
         """Return the changes by training since `untrained`, the same model before it; see `compress`."""
-        pretrained = _pretrained(untrained)
-        base = pretrained if upon is None else _with_encoder_of(upon, pretrained)
+        base, upon_weights, upon = _pretrained(untrained), None, full_name(upon)
+        digest = fingerprint(base)
+        if upon is not None:
+            changes = _encoder_of(upon)
+            base, upon_weights = restore(changes, base), fingerprint(changes)
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        return cls(compress(state, base), fingerprint(pretrained), upon)
+        return cls(compress(state, base), digest, upon, upon_weights)
 
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
     """Add an adapter to an untrained model; ValueError if it was made for other weights."""
-    base, upon = _pretrained(model), config["adapter"]["upon"]
+    base, upon, tensors = _pretrained(model), config["adapter"]["upon"], load_file(folder / ADAPTER_FILE)
+    _check_weights(tensors, folder, config)
     if fingerprint(base) != config["adapter"]["base"]:
         raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
     if upon is not None:
-        base = _with_encoder_of(upon, base)
-    model.load_state_dict(restore(load_file(folder / ADAPTER_FILE), base), strict=True)
+        changes = _encoder_of(upon)
+        if fingerprint(changes) != config["adapter"]["upon_weights"]:
+            raise ValueError(
+                f"the adapter in {str(folder)!r} was made upon other weights than those that are now in {upon!r}: put "
+                f"those back, or train and save this model again"
+            )
+        base = restore(changes, base)
+    model.load_state_dict(restore(tensors, base), strict=True)
 
 
 def _pretrained(model: Model) -> dict[str, torch.Tensor]:
@@ -207,11 +230,12 @@ def _pretrained(model: Model) -> dict[str, torch.Tensor]:
     return {name: value.cpu() for name, value in model.state_dict().items() if name.startswith(prefixes)}
 
 
-def _with_encoder_of(adapter: str, base: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return weights with the encoder of a saved adapter in place of the backbone's."""
-    folder, _ = read_config(adapter)
+def _encoder_of(adapter: str) -> dict[str, torch.Tensor]:
+    """Return what a saved adapter changes in the backbone's weights."""
+    folder, config = read_config(adapter)
     differences = load_file(folder / ADAPTER_FILE)
-    return restore({name: value for name, value in differences.items() if name.startswith(_ENCODER)}, base)
+    _check_weights(differences, folder, config)
+    return {name: value for name, value in differences.items() if name.startswith(_ENCODER)}
 
 
 _ENCODER = "encoder.backbone."

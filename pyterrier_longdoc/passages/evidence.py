@@ -13,6 +13,7 @@ import pyterrier as pt
 
 from ..common import frames
 from ..common.arguments import argument, validate
+from ..common.files import full_name
 from ..common.frames import Document, TextField, TruncationWarning
 from ..common.language import Counter, is_visible, token_counter
 from ..common.presentation import Presented, ShowsChanges
@@ -70,6 +71,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         if self.at_most is not None and self.at_most < self.at_least:
             raise ValueError(f"Evidence: at_least={self.at_least} must be at most at_most={self.at_most}")
         frames.window_fields(self.text_field, self.repeat)
+        self.tokenizer = full_name(self.tokenizer)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the evidence as text.

@@ -9,6 +9,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import argument, check_type
+from ..common.files import full_name
 from ..common.frames import Text, TextField, as_document, documents_of, field_names, on_lines, window_fields
 from ..common.presentation import Presented, ShowsChanges
 from ..modelling.tokens import Span, tokenized
@@ -46,6 +47,7 @@ class Passages(ShowsChanges, Presented, pt.Transformer):
     def __post_init__(self) -> None:
         check_type(Windows, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         window_fields(self.text_field, self.repeat)
+        self.tokenizer = full_name(self.tokenizer)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a row for each passage, in the order of documents and passages, with a new index.

@@ -21,7 +21,7 @@ from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.registry import OWN_CODE
 from ..common.warnings import warn
 from .reranker import CrossEncoder
-from .saved import CALIBRATION
+from .saved import CALIBRATION, write
 
 FEWEST = 20
 """Relevant documents that `fit` needs, and others: this package's choice."""
@@ -129,14 +129,17 @@ class Calibrated(Presented, pt.Estimator):
 
     def save(self, folder: str | Path) -> None:
         """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
+        calibration = json.dumps(arguments_of(self, "head"))
         if isinstance(self.model, CrossEncoder) and not self.model.is_external:
-            self.model.save(folder)
-        elif (Path(folder) / "config.json").is_file():
+            write(self.model, Path(folder), calibration=calibration)
+            self.model.note_source(str(folder))
+            return
+        if (Path(folder) / "config.json").is_file():
             raise ValueError(
                 f"{str(folder)!r} holds another model, whose scores this is not made for: name a new folder"
             )
         with replacing(Path(folder) / CALIBRATION) as file:
-            file.write_text(json.dumps(arguments_of(self, "head")))
+            file.write_text(calibration)
 
     @classmethod
     def load(cls, folder: str | Path, model: Any = None, **parameters: Any) -> "Calibrated":

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..common.arguments import argument, check_type
 from ..common.coverage import Explanation, Scored
+from ..common.files import full_path
 from ..common.store import ArrayStore
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
@@ -96,6 +97,7 @@ class MaxSim(SeparateReranker):
         super().check()
         self.refuse("layout", why="reads query and text separately")
         check_type(str | Path | None, "a file", vector_cache=self.vector_cache)
+        self.vector_cache = full_path(self.vector_cache)
 
     def settings(self) -> Settings:
         return replace(super().settings(), token_pooling=self.token_pooling)

@@ -26,6 +26,7 @@ from ..common.arguments import (
 )
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, in_words
+from ..common.files import full_path
 from ..common.frames import (
     Text,
     TextField,
@@ -85,8 +86,8 @@ WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 _SETTING_UP = RLock()
 
 _INTERNAL = (
-    "cited", "documents", "encoder_class", "is_external", "load_backbone", "settings", "to_cpu", "warn_of_cuts",
-    "warned", "weight_arguments",
+    "cited", "documents", "encoder_class", "is_external", "load_backbone", "note_source", "refuse_external", "settings",
+    "to_cpu", "warn_of_cuts", "warned", "weight_arguments",
 )  # fmt: skip
 
 
@@ -610,6 +611,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         """See the base class."""
         super().check()
         check_type(TrainingArgs | None, "TrainingArgs(...), or None for the default recipe", training=self.training)
+        check_type(str | Path | None, "a file", score_cache=self.score_cache)
+        self.score_cache = full_path(self.score_cache)
         windows, layout = self.make_windows(), resolve_layout(self.layout)
         layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
         if self.template is not None:
@@ -669,7 +672,8 @@ class CrossEncoder(Reranker, pt.Estimator):
             f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
         )
 
-    def _refuse_external(self, what: str) -> None:
+    def refuse_external(self, what: str) -> None:
+        """Raise TypeError if the weights are not here."""
         if self.is_external:
             raise TypeError(f"{self!r} cannot be {what}: its weights are not here, but with {self.backbone!r}")
 
@@ -747,7 +751,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         Afterwards `trained_on` tells which queries were trained on, and `coverage` how much was read of the texts in
         the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries were left out.
         """
-        self._refuse_external("trained")
+        self.refuse_external("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
@@ -830,7 +834,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         check_type(Reranker, rule, other=other)
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
-                reranker._refuse_external("started from another model, nor another one from it")
+                reranker.refuse_external("started from another model, nor another one from it")
         model, other_model = self.model, other.model
         if model.tokenizer.get_vocab() != other_model.tokenizer.get_vocab():
             raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
@@ -873,10 +877,10 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Raises:
             ValueError: for a backbone with remote code, whose code would be missing from the folder.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
         """
-        self._refuse_external("saved")
         saved.write(self, Path(folder))
-        self._note_source(str(folder))
+        self.note_source(str(folder))
 
     def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
         """Write a trained model as a small difference from its backbone.
@@ -889,7 +893,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             upon: another adapter, on the hub or in this package, from which this model has gone on: only what its
                 encoder has changed since is written, and `load` needs both.
         """
-        self._refuse_external("saved")
+        self.refuse_external("saved")
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
         saved.write_adapter(self, untrained, Path(folder), upon)
 
@@ -918,10 +922,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         original = saved_class(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
         reranker._model = original._model = saved.read_model(original, folder, config)
         restore_training(reranker._model, folder, config)
-        original._note_source(str(name), revision)
+        original.note_source(str(name), revision)
         return reranker
 
-    def _note_source(self, name: str, revision: str | None = None) -> None:
+    def note_source(self, name: str, revision: str | None = None) -> None:
         """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
         model = self._model
         if model is not None and model.trained:
@@ -951,8 +955,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         Returns:
             The model's address.
         """
-        self._refuse_external("saved")
         how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
         address = saved.upload(self, repo_id, artifact=artifact, **how)
-        self._note_source(repo_id)
+        self.note_source(repo_id)
         return address

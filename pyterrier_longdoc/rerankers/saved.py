@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pyterrier as pt
 
 from ..common.arguments import OF_THE_MODEL, arguments_of
+from ..common.files import replacing_files
 from ..common.registry import look_up
 from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout
 from ..modelling.model import Model
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import preselection_from_config
-from ..modelling.saved import ITS_NAME, Adapter, apply_adapter, load_model, read_config, save_model
+from ..modelling.saved import (
+    CONFIG_FILE,
+    ITS_NAME,
+    TRAINING_FILE,
+    Adapter,
+    apply_adapter,
+    load_model,
+    read_config,
+    save_model,
+)
 from ..modelling.templates import Template
 from ..modelling.windows import windows_from_config, windows_to_config
 
@@ -38,8 +47,17 @@ def config_of(reranker: Any) -> dict[str, Any]:
     return parameters
 
 
-def arguments_from(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the constructor arguments that `config_of` described."""
+def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor arguments of a class that `config_of` described.
+
+    A model may be anybody's: ValueError if it sets arguments that are not of a model, such as files to write.
+    """
+    others = [f.name for f in fields(cls) if f.name in config and f.metadata["role"] not in OF_THE_MODEL]
+    if others:
+        raise ValueError(
+            f"the saved {cls.__name__} sets {', '.join(others)}, which only whoever loads it may do: delete it from "
+            f"{CONFIG_FILE} and give it to load"
+        )
     arguments: dict[str, Any] = {}
     for name, value in config.items():
         arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
@@ -65,22 +83,29 @@ def argument_reprs(reranker: Any) -> dict[str, str]:
     return values
 
 
-def write(reranker: Any, folder: Path, adapter: Adapter | None = None) -> None:
+def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibration: str | None = None) -> None:
     """Write a reranker into a folder, which is created if it does not exist.
+
+    All is written before anything of an earlier model is replaced, so that this one survives a full disk. A kill while
+    files are replaced leaves no `config.json`, without which `load` refuses the folder.
 
     Raises:
         ValueError: for a backbone with remote code, whose code would be missing from the folder.
+        TypeError: for an external scorer, whose weights are not here.
     """
+    reranker.refuse_external("saved")
     if reranker.trust_remote_code:
         raise ValueError(
             "a model whose backbone runs remote code cannot be saved: this package does not store that code"
         )
     parameters = config_of(reranker)
-    shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of an earlier model
-    (folder / CALIBRATION).unlink(missing_ok=True)
-    if reranker.preselect is not None:
-        parameters["preselect"] = reranker.preselect.to_config(folder)
-    save_model(folder, reranker.model, cls=type(reranker), parameters=parameters, adapter=adapter)
+    model = reranker.model
+    with replacing_files(folder, last=CONFIG_FILE, old=(PRESELECT_FOLDER, CALIBRATION, TRAINING_FILE)) as new:
+        if reranker.preselect is not None:
+            parameters["preselect"] = reranker.preselect.to_config(new)
+        if calibration is not None:
+            (new / CALIBRATION).write_text(calibration, encoding="utf-8")
+        save_model(new, model, cls=type(reranker), parameters=parameters, adapter=adapter)
 
 
 def write_adapter(reranker: Any, untrained: Model, folder: Path, upon: str | None) -> None:
@@ -127,7 +152,7 @@ def read(
     folder, config = read_config(name, revision=revision)
     saved_class, head = _saved_class(cls, base_class, str(name), config), config["head"]
     look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
-    arguments = arguments_from(config["parameters"])
+    arguments = arguments_from(saved_class, config["parameters"])
     preselect = arguments.pop("preselect", None)
     if preselect is not None and "preselect" not in changes:
         arguments["preselect"] = preselection_from_config(preselect, folder)

@@ -16,7 +16,7 @@ from ..modelling.preselection import FOLDER, Preselection, TextPairs, WindowSele
 from ..modelling.tokens import Span
 from .biencoder import BiEncoder
 from .reranker import CrossEncoder
-from .saved import arguments_from, config_of
+from .saved import arguments_from, config_of, write
 
 _DECIMALS = 5
 """Decimals by which scores are compared: those of one text may differ in the last bits between batches."""
@@ -80,7 +80,7 @@ class EmbeddingWindows(ModelWindows):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
-        return cls(config["k"], BiEncoder(**arguments_from(config["model"])))
+        return cls(config["k"], BiEncoder(**arguments_from(BiEncoder, config["model"])))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class CrossEncoderWindows(ModelWindows):
         return replace(self, model=copy.deepcopy(self.model, memo))
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        self.model.save(folder / FOLDER)
+        write(self.model, folder / FOLDER)
         return {"type": type(self).__name__, "k": self.k}
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,11 +14,13 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc import modelling
 from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.modelling.saved import compress, restore
 from pyterrier_longdoc.rerankers.reranker import UntrainedWarning
@@ -158,26 +161,107 @@ class OwnMaxP(ld.MaxP):
     """What a user writes to give MaxP other defaults."""
 
 
-@pytest.mark.parametrize("failing", ["weights", "tokenizer"])
-def test_full_disk_leaves_the_model_that_was_saved_before(failing, saved, tmp_path, monkeypatch):
-    before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    # With another tokenizer, so that a new one beside the old weights would show.
-    other = make("MaxP", tiny.checkpoint(tmp_path / "roberta", "roberta"))
-    scorer = other.model
+class Stopped(BaseException):
+    """Ends a save as a kill does: no code of the package goes on after it."""
 
-    def half_written(path: Path) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError("No space left on device")
 
-    if failing == "weights":
-        monkeypatch.setattr("pyterrier_longdoc.modelling.saved.save_file", lambda _, path, **__: half_written(path))
-    else:
-        monkeypatch.setattr(
-            type(scorer.tokenizer), "save_pretrained", lambda _, path: half_written(Path(path) / "tokenizer.json")
-        )
-    with pytest.raises(OSError, match="No space left"):
-        other.save(saved)
-    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+def let_fail(monkeypatch, at: int, error: BaseException, places: list[tuple[object, str]]) -> list[int]:
+    """Lets the call with a number fail, counted over all functions that are named; returns the calls so far."""
+    calls = [0]
+
+    def counted(function):
+        def call(*args, **kwargs):
+            calls[0] += 1
+            if calls[0] == at:
+                raise error
+            return function(*args, **kwargs)
+
+        return call
+
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    return calls
+
+
+WRITES = [
+    *((Path, name) for name in ("mkdir", "touch", "write_text", "write_bytes")),
+    (modelling.saved, "save_file"),
+    (transformers.PreTrainedTokenizerBase, "save_pretrained"),
+]
+CHANGES = [(os, "replace"), (Path, "unlink"), (shutil, "rmtree")]
+"""What moves and removes files."""
+
+
+def selecting(seed: int, selector_seed: int, tmp_path) -> ld.MaxP:
+    """A MaxP with a selector that is a model, too; both depend on seeds."""
+    folders = [tmp_path / f"checkpoint {number}" for number in (seed, selector_seed)]
+    model, selector = (
+        tiny.checkpoint(folder, seed=number) for folder, number in zip(folders, (seed, selector_seed), strict=True)
+    )
+    return make("MaxP", model, preselect=ld.CrossEncoderWindows(1, make("FirstP", selector)))
+
+
+def calibrated(model: ld.MaxP, bias: float) -> ld.Calibrated:
+    return ld.Calibrated(model, calibration={"of": ["score"], "weights": [1.0], "bias": bias, "steps": None})
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_disk_that_is_full_at_any_write_leaves_the_earlier_model(tmp_path):
+    """Its weights, tokenizer, selector and calibration, byte for byte."""
+    folder = tmp_path / "saved"
+    calibrated(selecting(1, 2, tmp_path), bias=0.5).save(folder)
+    new = calibrated(selecting(3, 4, tmp_path), bias=0.7)
+    before, full, failed = files_of(folder), OSError(errno.ENOSPC, "No space left on device"), 0
+    assert {"calibration.json", "preselect/model.safetensors", "tokenizer.json"} <= before.keys()
+    while files_of(folder) == before:
+        with pytest.MonkeyPatch.context() as patch:
+            calls = let_fail(patch, failed + 1, full, WRITES)
+            try:
+                new.save(folder)
+            except OSError:
+                failed += 1
+                assert files_of(folder) == before
+    assert failed == calls[0] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_adapter", [False, True])
+def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as_adapter, results, tmp_path):
+    folder, killed, outcomes = tmp_path / "saved", 0, set()
+    old, new = selecting(1, 2, tmp_path), selecting(3, 4, tmp_path)
+    whole = {"old": scores(old, results), "new": scores(new, results)}
+    save = type(old).save_adapter if as_adapter else type(old).save
+    save(old, tmp_path / "before")
+    while "finished" not in outcomes:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "before", folder)
+        with pytest.MonkeyPatch.context() as patch:
+            let_fail(patch, killed + 1, Stopped(), CHANGES)
+            try:
+                save(new, folder)
+                outcomes.add("finished")
+            except Stopped:
+                killed += 1
+        try:
+            found = scores(ld.MaxP.load(folder), results)
+        except ValueError as error:
+            assert "saving a model there did not finish" in str(error)
+            outcomes.add("refused")
+        else:
+            outcomes |= {name for name, expected in whole.items() if np.allclose(found, expected, atol=0.01)}
+            assert any(np.allclose(found, expected, atol=0.01) for expected in whole.values())
+    assert outcomes == {"finished", "old", "refused", "new"}
+    assert killed > 3
+
+
+def test_weights_of_another_save_are_refused(saved, tmp_path):
+    make("MaxP").save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", saved)
+    with pytest.raises(ValueError, match=r"files of two models are mixed there"):
+        ld.MaxP.load(saved)
 
 
 def test_wrong_class(saved, tmp_path):
@@ -454,6 +538,35 @@ def test_models_share_the_difference_of_their_encoder(results, tmp_path):
     assert shared < alone
     encoders = [load_file(tmp_path / f"upon {upon}" / "adapter.safetensors") for upon in (False, True)]
     assert [any(name.endswith("::rows") for name in tensors) for tensors in encoders] == [True, False]
+
+
+def test_an_adapter_of_another_save_is_refused(results, tmp_path):
+    for name, seed in (("one", 1), ("other", 2)):
+        make("MaxP", seed=seed, pooling="cls").save_adapter(tmp_path / name)
+    shutil.copy(tmp_path / "other" / "adapter.safetensors", tmp_path / "one")
+    with pytest.raises(ValueError, match="files of two models are mixed there"):
+        ld.MaxP.load(tmp_path / "one")
+
+
+def test_an_adapter_upon_one_that_has_changed_is_refused(results, tmp_path):
+    first = make("MaxP", training=LORA).fit(results, QRELS)
+    first.save_adapter(tmp_path / "first")
+    first.save_adapter(tmp_path / "second", upon=str(tmp_path / "first"))
+    assert isinstance(ld.MaxP.load(tmp_path / "second"), ld.MaxP)
+    make("MaxP", training=replace(LORA, seed=1)).fit(results, QRELS).save_adapter(tmp_path / "first")
+    with pytest.raises(ValueError, match="was made upon other weights than those that are now in .*first"):
+        ld.MaxP.load(tmp_path / "second")
+
+
+def test_an_adapter_finds_the_one_beneath_it_from_any_folder(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = make("MaxP", training=LORA).fit(results, QRELS)
+    model.save_adapter("first")
+    model.save_adapter("second", upon="first")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    expected = scores(ld.MaxP.load(tmp_path / "first"), results)
+    np.testing.assert_allclose(scores(ld.MaxP.load(tmp_path / "second"), results), expected, atol=0.01)
 
 
 @pytest.mark.bytes

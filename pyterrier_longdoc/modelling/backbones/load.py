@@ -25,6 +25,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from ...common.files import full_name
 from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
@@ -355,8 +356,8 @@ def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     """Return the modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
-    values = dict(description["config"])
-    # How attention is computed depends on the machine, not on the weights.
+    # How attention is computed depends on the machine, not on the weights; by a name of the hub it would be code there.
+    values = {name: value for name, value in description["config"].items() if "attn_implementation" not in name}
     options = replace(BackboneOptions(**description.get("options", {})), attn_implementation=None)
     if isinstance(options.template, dict):
         options = replace(options, template=Template(**options.template))
@@ -397,7 +398,8 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """Load the fast tokenizer of a checkpoint, the source of character offsets and pair layouts."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=trust_remote_code)
+        # By its full path, as it is found again by this name: in explanations, for instance.
+        tokenizer = AutoTokenizer.from_pretrained(full_name(name), use_fast=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises nothing more specific for damaged files
         raise ValueError(f"the tokenizer of checkpoint {name!r} cannot be loaded: {error}") from error
     # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
