@@ -140,8 +140,8 @@ def load_model(
 def _check_weights(tensors: Mapping[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> None:
     if fingerprint(tensors) != config.get("weights"):
         raise ValueError(
-            f"the weights in {str(folder)!r} are not those with which its {CONFIG_FILE} was written: files of two models "
-            f"are mixed there; save the model again"
+            f"the weights in {str(folder)!r} are not those of its {CONFIG_FILE}: files of two models are mixed there; "
+            f"save the model again"
         )
 
 

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import BertPreTokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.language import (
     count_tokens,
     digest,
@@ -22,6 +25,7 @@ from pyterrier_longdoc.common.language import (
     words,
 )
 from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
+from pyterrier_longdoc.data import PositionedCollection
 from pyterrier_longdoc.modelling.tokens import tokenized
 
 from ..support import tiny
@@ -75,6 +79,35 @@ def test_counters_of_any_tokenizer(tmp_path):
     assert named_tokenizer(tmp_path) is named_tokenizer(tmp_path)  # read once
     assert token_counter(tokenizer)([]) == []
     assert token_counter()(texts) == [3, 0, 2]
+
+
+def test_a_relative_name_is_that_of_the_folder_in_which_it_is_given(tmp_path, monkeypatch):
+    for folder, words in (("a", ["old", "dog"]), ("b", ["old"])):
+        tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate([*words, "[UNK]"])}, unk_token="[UNK]"))
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / folder / "tokenizer")
+    found = []
+    for folder in ("a", "b"):
+        monkeypatch.chdir(tmp_path / folder)
+        found.append(len(named_tokenizer("tokenizer")))
+    assert found == [3, 2]
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        lambda name: ld.Evidence(tokenizer=name),
+        lambda name: ld.Passages(tokenizer=name),
+        lambda name: ld.PairScorer(len, tokenizer=name),
+        lambda name: ld.RankGPT(len, tokenizer=name),
+        lambda name: ld.RelevanceJudge(len, tokenizer=name),
+        lambda name: PositionedCollection("notes", lambda: None, tokenizer=name),
+    ],
+    ids=["Evidence", "Passages", "PairScorer", "RankGPT", "RelevanceJudge", "PositionedCollection"],
+)
+def test_what_keeps_the_name_of_a_tokenizer_keeps_its_full_path(holder, tmp_path, monkeypatch):
+    tiny.tokenizer().save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    assert holder("tokenizer").tokenizer == str(tmp_path / "tokenizer")
 
 
 def test_the_packaged_encoder_s_tokenizer_has_its_name_everywhere():

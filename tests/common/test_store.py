@@ -34,6 +34,15 @@ def test_values_come_back_as_they_were(path):
     assert store.get_many(many) == many
 
 
+def test_a_relative_path_is_that_of_the_folder_in_which_it_was_given(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = Store("values.sqlite")
+    monkeypatch.chdir("elsewhere")
+    store.put_many({"a": 1})
+    assert Store(tmp_path / "values.sqlite").get_many(["a"]) == {"a": 1}
+
+
 def test_a_file_that_is_read_is_not_changed(path):
     Store(path).put_many({"a": 1})
     before = path.read_bytes()

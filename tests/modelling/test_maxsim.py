@@ -347,6 +347,15 @@ def test_memory_keeps_its_bound():
     assert 0 < sum(array.nbytes for array in cache._vectors.values()) <= 4000
 
 
+def test_a_relative_path_of_vectors_is_that_of_the_folder_in_which_it_was_given(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = ld.MaxSim(PLAIN, window_size=20, vector_cache="vectors")
+    monkeypatch.chdir("elsewhere")
+    model(frame(QUERIES, [LONG]))
+    assert (tmp_path / "vectors").is_file()
+
+
 def test_vectors_on_disk_serve_other_processes_bit_by_bit(tmp_path, encoded):
     arguments = {"window_size": 20, "vector_cache": tmp_path / "deeper" / "vectors"}
     rows = frame(QUERIES, [LONG, "a dog", ""])

@@ -248,11 +248,10 @@ def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as
         try:
             found = scores(ld.MaxP.load(folder), results)
         except ValueError as error:
-            assert "saving a model there did not finish" in str(error)
-            outcomes.add("refused")
+            outcomes.add("refused" if "saving a model there did not finish" in str(error) else str(error))
         else:
-            outcomes |= {name for name, expected in whole.items() if np.allclose(found, expected, atol=0.01)}
-            assert any(np.allclose(found, expected, atol=0.01) for expected in whole.values())
+            same = [name for name, expected in whole.items() if np.allclose(found, expected, atol=0.01)]
+            outcomes.add(*same or ["a mixture"])
     assert outcomes == {"finished", "old", "refused", "new"}
     assert killed > 3
 
@@ -260,7 +259,7 @@ def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as
 def test_weights_of_another_save_are_refused(saved, tmp_path):
     make("MaxP").save(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", saved)
-    with pytest.raises(ValueError, match=r"files of two models are mixed there"):
+    with pytest.raises(ValueError, match="files of two models are mixed there"):
         ld.MaxP.load(saved)
 
 
@@ -554,7 +553,7 @@ def test_an_adapter_upon_one_that_has_changed_is_refused(results, tmp_path):
     first.save_adapter(tmp_path / "second", upon=str(tmp_path / "first"))
     assert isinstance(ld.MaxP.load(tmp_path / "second"), ld.MaxP)
     make("MaxP", training=replace(LORA, seed=1)).fit(results, QRELS).save_adapter(tmp_path / "first")
-    with pytest.raises(ValueError, match="was made upon other weights than those that are now in .*first"):
+    with pytest.raises(ValueError, match=r"was made upon other weights than those that are now in .*first"):
         ld.MaxP.load(tmp_path / "second")
 
 

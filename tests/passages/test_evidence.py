@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -317,6 +318,14 @@ def test_tokens_are_those_of_the_model(name, results):
     mixed = pd.concat([model(results), model(results).assign(window_tokenizer="other")])
     with pytest.raises(ValueError, match="names 2 tokenizers"):
         ld.Evidence(60)(mixed)
+
+
+def test_evidence_finds_the_tokenizer_of_a_model_from_any_folder(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(tiny.encoder()).parent)
+    explained = make("MaxP", Path(tiny.encoder()).name, explain=True)(results)
+    monkeypatch.chdir(tmp_path)
+    expected = ld.Evidence(60, tokenizer=tiny.encoder())(explained)
+    pd.testing.assert_frame_equal(ld.Evidence(60)(explained), expected)
 
 
 def test_served_models_and_scorers_count_words(results):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import threading
+from dataclasses import fields
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,11 +16,14 @@ import huggingface_hub
 import numpy as np
 import pyterrier as pt
 import pytest
+from safetensors.torch import load_file
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.arguments import OF_THE_MODEL
 from pyterrier_longdoc.common.identity import differences, identify
-from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder, packaged_models
+from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder, model_folder, packaged_models
 from pyterrier_longdoc.modelling.preselection import preselection_from_config
+from pyterrier_longdoc.modelling.weights import fingerprint
 from pyterrier_longdoc.rerankers.artifact import LongDocArtifact
 
 from ..support import tiny
@@ -93,6 +98,41 @@ def test_no_folder_asks_for_remote_code_of_the_model_that_selects_windows(plain_
     config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
     config["model"]["trust_remote_code"] = True
     assert preselection_from_config(config, tmp_path).model.trust_remote_code is False
+
+
+NOT_OF_A_MODEL = sorted(f.name for f in fields(ld.MaxSim) if f.metadata["role"] not in OF_THE_MODEL)
+"""Where to compute, what to show, which files to write."""
+
+
+@pytest.mark.parametrize("name", NOT_OF_A_MODEL)
+def test_no_folder_sets_arguments_that_are_not_of_a_model(name, tmp_path):
+    make("MaxSim").save(tmp_path)
+    set_parameters(tmp_path, **{name: str(tmp_path / "chosen by the folder")})
+    with pytest.raises(ValueError, match=f"the saved MaxSim sets {name}, which only whoever loads it may do"):
+        ld.CrossEncoder.load(tmp_path)
+
+
+def test_no_folder_sets_such_arguments_of_the_model_that_selects_windows(plain_encoder, tmp_path):
+    config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
+    config["model"]["device"] = "cuda"
+    with pytest.raises(ValueError, match="the saved BiEncoder sets device"):
+        preselection_from_config(config, tmp_path)
+
+
+def test_no_folder_chooses_the_code_of_attention(saved):
+    """A name of the hub, from which transformers would fetch it."""
+    config = json.loads((saved / "config.json").read_text())
+    config["encoder"]["config"]["attn_implementation"] = "somebody/attention"
+    (saved / "config.json").write_text(json.dumps(config))
+    model = ld.MaxP.load(saved)
+    assert model.model.encoder.backbone.config._attn_implementation != "somebody/attention"
+
+
+def set_parameters(folder: Path, **parameters: object) -> None:
+    """Edits the arguments that a folder's config.json sets."""
+    config = json.loads((folder / "config.json").read_text())
+    config["parameters"] |= parameters
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 class FakeHub:
@@ -226,6 +266,16 @@ def test_packaged_models_rank(name):
     ranked = model(tiny.frame(queries, texts))
     best = ranked[ranked["rank"] == 0]
     assert [texts.index(text) for text in best["text"]] == [queries.index(query) for query in best["query"]]
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_packaged_models_have_the_fingerprints_of_their_weights(name):
+    config = json.loads((model_folder(name) / "config.json").read_text())
+    upon = config["adapter"]["upon"] or name
+    own, beneath = (load_file(model_folder(each) / "adapter.safetensors") for each in (name, upon))
+    encoder = {key: value for key, value in beneath.items() if key.startswith("encoder.backbone.")}
+    assert config["weights"] == fingerprint(own)
+    assert config["adapter"]["upon_weights"] == (None if upon == name else fingerprint(encoder))
 
 
 @pytest.mark.parametrize(

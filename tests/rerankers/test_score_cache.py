@@ -39,6 +39,16 @@ def path(tmp_path):
     return tmp_path / "folder" / "scores.sqlite"
 
 
+def test_a_relative_path_is_that_of_the_folder_in_which_it_was_given(results, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = make("MaxP", score_cache="scores.sqlite")
+    monkeypatch.chdir("elsewhere")
+    model(results)
+    assert (tmp_path / "scores.sqlite").is_file()
+    assert not (tmp_path / "elsewhere" / "scores.sqlite").exists()
+
+
 @pytest.fixture
 def encoded(monkeypatch) -> list[int]:
     """The number of pairs of each block."""
