@@ -213,24 +213,20 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
+@lru_cache(maxsize=4)
 def named_tokenizer(name: str | Path) -> Any:
     """Load a tokenizer of the Hugging Face hub, a folder, or the packaged encoder; the last few are remembered."""
-    return _load_tokenizer(full_name(str(name)))
-
-
-@lru_cache(maxsize=4)
-def _load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     from .hub import reachable
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(reachable(encoder_folder(name), weights=False))
+        tokenizer = AutoTokenizer.from_pretrained(reachable(encoder_folder(str(name)), weights=False))
     except Exception as error:
-        raise ValueError(f"tokenizer={name!r} cannot be loaded: {error}") from error
+        raise ValueError(f"tokenizer={str(name)!r} cannot be loaded: {error}") from error
     # Without its files transformers makes a tokenizer that knows special tokens alone.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise ValueError(f"tokenizer={name!r} has no words: its files (tokenizer.json, for instance) are missing")
+        raise ValueError(f"tokenizer={str(name)!r} has no words: its files (tokenizer.json, for instance) are missing")
     return tokenizer
 
 
@@ -249,7 +245,7 @@ def token_counter(tokenizer: Any = None) -> Counter:
     if tokenizer is None:
         tokenizer = count_tokens
     if isinstance(tokenizer, str | Path):
-        tokenizer = named_tokenizer(tokenizer)
+        tokenizer = named_tokenizer(full_name(tokenizer))
     kinds = (
         ("encode_ordinary", _tiktoken),
         ("encode_batch", _rust),

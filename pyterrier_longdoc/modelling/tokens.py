@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..common.caches import EmbeddingCache
+from ..common.files import full_name
 from ..common.frames import Text, as_document, on_lines
 from ..common.language import named_tokenizer, sentence_starts, token_spans
 
@@ -152,7 +153,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lea
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     """Return a text's tokens and characters by a fast tokenizer; for None its words and punctuation marks."""
     if isinstance(tokenizer, str | Path):
-        tokenizer = named_tokenizer(tokenizer)
+        tokenizer = named_tokenizer(full_name(tokenizer))
     if tokenizer is not None:
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(f"tokenizer={tokenizer!r} must be None, a fast Hugging Face tokenizer, or its name")

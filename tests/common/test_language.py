@@ -82,14 +82,17 @@ def test_counters_of_any_tokenizer(tmp_path):
 
 
 def test_a_relative_name_is_that_of_the_folder_in_which_it_is_given(tmp_path, monkeypatch):
-    for folder, words in (("a", ["old", "dog"]), ("b", ["old"])):
-        tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate([*words, "[UNK]"])}, unk_token="[UNK]"))
+    for folder, splits in (("a", True), ("b", False)):
+        tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "dog": 1}, unk_token="[UNK]"))
+        if splits:
+            tokenizer.pre_tokenizer = BertPreTokenizer()
         PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / folder / "tokenizer")
     found = []
     for folder in ("a", "b"):
         monkeypatch.chdir(tmp_path / folder)
-        found.append(len(named_tokenizer("tokenizer")))
-    assert found == [3, 2]
+        found.append(token_counter("tokenizer")(["old dog"]))
+        found.append([len(tokenized("tokenizer", "old dog"))])
+    assert found == [[2], [2], [1], [1]]
 
 
 @pytest.mark.parametrize(
