@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..common.progress import counting
 from ..common.registry import VOUCH, own_code_in
 from ..common.runs import run_lines
 from ..common.warnings import empties_at_end, warn
-from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_here, transformed
+from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
 
 _FORMAT = 4
 """Part of every manifest; raise it when the same job would give other files."""
@@ -199,7 +200,7 @@ def _write_blocks(
 ) -> Iterator[tuple[int, Coverage | None]]:
     """Write the results of each block, whose queries keep their order; yield its number and coverage."""
     opened: dict[int, list[str]] = {}
-    run, owner = map_here if executor is None else executor.map, f"the results of {pipeline!r}"
+    run, owner = map_here if executor is None else partial(map_elsewhere, executor), f"the results of {pipeline!r}"
 
     def opening() -> Iterator[tuple[int, pd.DataFrame]]:
         for number, frame in blocks:

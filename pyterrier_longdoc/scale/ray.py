@@ -25,9 +25,10 @@ from ..common.files import import_extra
 from ..common.identity import Identity, identify
 from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
+from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
 from ..common.warnings import Empties, SeenWarnings, added_up, empties_at_end, first_time, warn, warn_once_of_empty
-from .blocks import BLOCK_ROWS, blocks_of, transformed
+from .blocks import BLOCK_ROWS, blocks_of, is_picklable, loader_of, map_elsewhere, transformed
 
 _PATIENCE = 60.0
 """Seconds without any worker before a warning."""
@@ -86,7 +87,11 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
             while idle and (task := next(tasks, None)) is not None:
                 actor, (key, item) = idle.pop(), task
                 # Ray would fetch `place` for each task if it were not in a list.
-                under_way[actor.work.remote(name, [place], function, item)] = actor, key
+                try:
+                    under_way[actor.work.remote(name, [place], function, item)] = actor, key
+                except TypeError as error:
+                    self._name_stage(item, error)
+                    raise
 
         try:
             while under_way or not idle:
@@ -109,6 +114,10 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         finally:
             for actor, _ in under_way.values():
                 self._dismiss(actor)
+
+    def can_send(self, value: Any) -> bool:
+        """Return whether workers can get it: Ray sends functions, too, but no Java objects."""
+        return is_picklable(value, _ray().cloudpickle.dumps)
 
     def close(self) -> None:
         """End the actors, which frees their GPUs; the next task starts new ones. Ray itself goes on."""
@@ -159,11 +168,26 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
 
     def _send(self, shared: Any) -> tuple[str, Any]:
         """Return a name for the contents, and their place in the store; the same contents are stored once."""
-        pickle = _ray().cloudpickle.dumps(shared)
+        try:
+            pickle = _ray().cloudpickle.dumps(shared)
+        except Exception as error:
+            self._name_stage((shared,), error)
+            raise
         name = blake2b(pickle, digest_size=16).hexdigest()
         if name != self._sent[0]:
             self._sent = name, _ray().put(pickle)
         return self._sent
+
+    def _name_stage(self, values: Any, error: Exception) -> None:
+        """Raise the error of what cannot be sent with the name of the stage, if it is one of a pipeline."""
+        pipelines = [each for each in values if isinstance(each, pt.Transformer)] if isinstance(values, tuple) else []
+        stages = [stage for each in pipelines for stage in stages_of(each) if not self.can_send(stage)]
+        if not stages:
+            return
+        stage, owner, cure = stages[-1], "the stage", "if it loads texts, give the model text_loader= instead of it"
+        if not self.can_send(loader_of(stage)):
+            owner, cure = "the text_loader of", "put the texts into the frames instead"
+        raise TypeError(f"{owner} {stage!r} cannot be sent to workers: {cure} ({error})") from error
 
     def _value_of(self, answer: tuple[Any, list[tuple[str, type[Warning]]], Empties]) -> Any:
         """Return a worker's value; give its warnings here, once for all workers."""
@@ -234,7 +258,7 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
         parts: dict[int, pd.DataFrame] = {}
         coverages = []
         with counting(repr(self), "row", len(inp), shown=self.verbose) as advance, empties_at_end():
-            for number, (part, coverage) in self.executor.map(transformed, self.model, blocks):
+            for number, (part, coverage) in map_elsewhere(self.executor, transformed, self.model, blocks):
                 parts[number] = part
                 coverages += [] if coverage is None else [coverage]
                 advance(len(rows[number]))
@@ -243,7 +267,8 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
 
     def describe(self) -> dict[str, Any]:
         """Return the model's description on a worker, device and precision included."""
-        ((_, (description, unchecked, functions)),) = self.executor.map(_identity, self.model, [(None, None)])
+        answers = map_elsewhere(self.executor, _identity, self.model, [(None, None)])
+        ((_, (description, unchecked, functions)),) = answers
         if unchecked or functions:
             unknown = ", ".join([*unchecked, *functions])
             raise ValueError(f"of {self.model!r} it cannot be told whether these stay the same: {unknown}")
@@ -288,7 +313,8 @@ def distributed(
     Scores are those of `model.transform` up to the seventh digit, as other windows share a pass.
 
     Args:
-        model: a model or a pipeline. With a `text_loader`, workers load the texts themselves. Leave its `device` None.
+        model: a model or a pipeline. With a `text_loader`, workers load the texts themselves; if it cannot be sent, as
+            that of a Terrier index, texts are loaded here and sent with each block. Leave its `device` None.
         workers: as of `RayExecutor`.
         cpus_per_worker: as of `RayExecutor`.
         gpus_per_worker: as of `RayExecutor`.
