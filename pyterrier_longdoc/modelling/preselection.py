@@ -298,9 +298,9 @@ class BM25Windows(WindowSelector):
 class KeyBlocks(Preselection):
     """Makes a shorter document of the `k` best blocks, in document order, which the model then reads (KeyB, KeyB2).
 
-    With `FirstP` or `LongP` the one input holds the best blocks instead of the text's beginning. Blocks that
-    overlap or meet are merged; `explain` has a span for each block, with the score and weight of the window that holds
-    it. Differs from Li et al. 2023, who place the ends of blocks by dynamic programming over punctuation.
+    With `FirstP` or `LongP` the one input holds the best blocks instead of the text's beginning. Blocks that overlap or
+    meet are merged; `explain` has a span for each block, with the score and weight of the window that holds it. Differs
+    from Li et al. 2023, who place the ends of blocks by dynamic programming over punctuation.
 
     Args:
         selector: chooses the blocks.

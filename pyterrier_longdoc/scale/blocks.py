@@ -297,7 +297,7 @@ def as_table(frame: pd.DataFrame) -> Any:
     if dictionaries:
         raise ValueError(f"dictionaries cannot be written: drop the columns {dictionaries}, or make them JSON")
     for name in terms:
-        rows = [list(map(tuple, row)) if isinstance(row, Sequence) else None for row in frame[name]]
+        rows = [list(map(tuple, row)) if isinstance(row, Sequence | np.ndarray) else None for row in frame[name]]
         term = pa.struct([(field, pa.type_for_alias(kind)) for field, kind in _TERMS[name].items()])
         table = table.add_column(frame.columns.get_loc(name), name, pa.array(rows, pa.list_(term)))
     return table
