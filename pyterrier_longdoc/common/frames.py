@@ -158,16 +158,6 @@ def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.Data
     return frame
 
 
-def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, noun: str, source: str) -> pd.DataFrame:
-    """Return rows as `with_text`; refuse rows without text, from which a model would learn nonsense."""
-    frame = with_text(inp, fields, text_loader)
-    lacking = frame.loc[frame[fields].isna().all(axis=1), "docno"]
-    if len(lacking):
-        rows = f"{len(lacking)} {noun}, e.g. {lacking.iloc[0]!r}"
-        raise ValueError(f"text_loader {text_loader!r} has no text of {rows}: leave them out of {source}")
-    return frame
-
-
 def strings(column: pd.Series, name: str) -> list[str]:
     """Return a column of strings; None and NaN are empty, halves of surrogate pairs become question marks.
 

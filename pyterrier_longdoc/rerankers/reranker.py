@@ -729,7 +729,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         Args:
             topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
             qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
-                `judged="all"` judged documents that are no candidates count, too, for queries with a candidate.
+                `judged="all"` judged documents that are no candidates count, too, for queries with a candidate, if the
+                `text_loader` has them.
             topics_or_res_va: validation candidates; the weights with the best `metric` on them are kept.
             qrels_va: labels of the validation candidates.
 
@@ -749,7 +750,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         limit that ended it is raised: `max_steps`, `epochs` or `patience`.
 
         Afterwards `trained_on` tells which queries were trained on, and `coverage` how much was read of the texts in
-        the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries were left out.
+        the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries or judged documents
+        were left out.
         """
         self.refuse_external("trained")
         recipe = self.recipe
@@ -766,7 +768,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if reports:
             pt.tqdm.write(f"{name}: {self.trained_on}")
         # Folds and seeds of one system warn once.
-        elif not self.verbose and data.trained_on.used < data.trained_on.queries and first_time(set(), LeftOutWarning):
+        elif not self.verbose and data.trained_on.is_partial and first_time(set(), LeftOutWarning):
             warn(f"{name}: {self.trained_on}", LeftOutWarning)
         model = self.model
         with model.counting(recipe.dtype) as coverage:

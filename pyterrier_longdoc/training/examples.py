@@ -27,10 +27,13 @@ from ..common.frames import (
     labels_of,
     numbers,
     strings,
-    with_all_text,
+    with_text,
 )
-from .queries import TrainedOn, labels_and_counts, nothing_to_learn
+from ..common.warnings import warn
+from .queries import LeftOutWarning, TrainedOn, labels_and_counts, nothing_to_learn
 from .recipe import TrainingArgs, seed_of
+
+_BLOCK = 256  # judged documents that are looked up at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +133,7 @@ def prepare(
     Args:
         candidates: `qid, query, docno`, `score` or `rank`, and the text unless it is loaded while training.
         qrels: `qid, docno, label`.
-        recipe: with `judged="all"` the judged documents that are no candidates are added.
+        recipe: with `judged="all"` the judged documents that are no candidates are added, if the loader has them.
         texts: returns the texts of rows of such a frame.
         text_field: the column with the text, or a tuple of columns.
         text_loader: supplies the text of judged documents that are added.
@@ -138,15 +141,16 @@ def prepare(
     Raises:
         ValueError: if there is nothing to train on, or a text, label or score is invalid.
     """
-    run = candidates
+    run, not_found = candidates, 0
     if recipe.judged == "all":
-        run = add_judged(candidates, qrels, text_field=text_field, text_loader=text_loader)
+        run, not_found = _with_judged(candidates, qrels, text_field, text_loader)
     fields = field_names(text_field)
     loaded = not set(fields) <= set(run.columns)
     for name in [] if loaded else fields:
         check_text(run[name], name)
     groups, counts = _groups_and_counts(run, qrels, recipe)
-    return TrainingSet(groups, run, texts, loaded, replace(counts, added=len(run) - len(candidates)))
+    counts = replace(counts, added=len(run) - len(candidates), not_found=not_found)
+    return TrainingSet(groups, run, texts, loaded, counts)
 
 
 def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[QueryGroup]:
@@ -220,7 +224,7 @@ def training_run(model: Any, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.D
     """Return what a reranker trains on: its candidates and, with `judged="all"`, the judged documents too."""
     if model.recipe.judged != "all":
         return results
-    return add_judged(results, qrels, text_field=model.text_field, text_loader=model.text_loader)
+    return _with_judged(results, qrels, model.text_field, model.text_loader)[0]
 
 
 def add_judged(
@@ -240,13 +244,28 @@ def add_judged(
         results: `qid, query, docno`, `score` and `rank` if there are any, and the text unless it is loaded later.
         qrels: `qid, docno, label`.
         text_field: the column with the text, or a tuple of columns.
-        text_loader: supplies the text of the added rows, where `results` has text.
+        text_loader: supplies the text of the added rows, where `results` has text; documents that it does not have are
+            left out, with a `LeftOutWarning`.
         topics: `qid, query`, also of queries without a row in `results`, which are left out otherwise.
 
     Returns:
         `results`, then a row for each missing judged document, in the order of the qrels. Its score is minus infinity
         and its rank is behind all others; columns other than the text are empty. Ids are strings.
     """
+    run, not_found = _with_judged(results, qrels, text_field, text_loader, topics)
+    if not_found:
+        warn(f"{not_found} judged documents are left out, which the text loader lacks", LeftOutWarning)
+    return run
+
+
+def _with_judged(
+    results: pd.DataFrame,
+    qrels: pd.DataFrame,
+    text_field: TextField,
+    text_loader: Any,
+    topics: pd.DataFrame | None = None,
+) -> tuple[pd.DataFrame, int]:
+    """Return what `add_judged` returns, and how many documents the loader does not have."""
     check_columns(results, ("qid", "query", "docno"), "the candidates")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     labels_of(qrels, "qrels")  # refused before texts are loaded
@@ -258,21 +277,43 @@ def add_judged(
     judged = judged.merge(queries, on="qid").merge(retrieved, how="left", indicator="origin")
     added = judged.loc[judged["origin"] == "left_only", ["qid", "query", "docno"]].reset_index(drop=True)
     if not len(added):
-        return results
-    fields = [name for name in field_names(text_field) if name in results.columns]
+        return results, 0
+    names, not_found = field_names(text_field), 0
+    fields = [name for name in names if name in results.columns]
     if fields and text_loader is None:
         problem = f"judged='all' trains on {len(added)} judged documents that were not retrieved"
         raise ValueError(f"{problem}: give text_loader= for their text, or take judged='retrieved'")
-    if fields:
-        texts = with_all_text(added, field_names(text_field), text_loader, "judged documents", "the qrels")
-        added = added.join(texts[fields].reset_index(drop=True))
+    if text_loader is not None:
+        blocks = (added.iloc[i : i + _BLOCK] for i in range(0, len(added), _BLOCK))
+        texts = pd.concat([_found(block, names, fields, text_loader, results.iloc[:1]) for block in blocks])
+        not_found = len(added) - len(texts)
+        added = added.loc[texts.index].join(texts).reset_index(drop=True)
+        if not len(added):
+            return results, not_found
     if "score" in results.columns:
         added["score"] = -np.inf
     if "rank" in results.columns:
         added["rank"] = results["rank"].max() + 1 if len(results) else 0
     # Strings, as ids of the qrels may be of another type, or no category of the column.
     ids = {name: as_strings(results[name]) for name in ("qid", "docno")}
-    return pd.concat([results.assign(**ids), added], ignore_index=True)
+    return pd.concat([results.assign(**ids), added], ignore_index=True), not_found
+
+
+def _found(
+    rows: pd.DataFrame, names: list[str], fields: list[str], text_loader: Any, retrieved: pd.DataFrame
+) -> pd.DataFrame:
+    """Return `fields` of the rows whose text the loader has; where it fails at a document, halves tell at which one."""
+    try:
+        texts = with_text(rows, names, text_loader).set_index(rows.index)
+    except (MemoryError, OSError):
+        raise
+    except Exception:  # noqa: BLE001 - each loader has an error of its own for a document that it lacks
+        if len(rows) == 1:
+            with_text(retrieved, names, text_loader)  # if it fails here, too, the error is another one
+            return rows.iloc[:0].reindex(columns=fields)
+        halves = (rows.iloc[: len(rows) // 2], rows.iloc[len(rows) // 2 :])
+        return pd.concat([_found(half, names, fields, text_loader, retrieved) for half in halves])
+    return texts.loc[texts[names].notna().any(axis=1), fields]
 
 
 def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from ..common.frames import as_strings, check_columns, integer_labels, labels_of
 
 
 class LeftOutWarning(UserWarning):
-    """Queries of the training candidates are left out; `trained_on` of the model says why."""
+    """Queries of the training candidates, or judged documents, are left out; `trained_on` of the model says why."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class TrainedOn:
         candidates: their candidates that may be drawn, with judged documents that were added.
         relevant: relevant ones among these candidates.
         added: judged documents that were not retrieved and that `judged="all"` adds.
+        not_found: judged documents that were not retrieved and that the text loader does not have either.
         unjudged: queries left out because the qrels do not have their qid.
         without_relevant: queries left out because the qrels have no relevant document for them.
         not_retrieved: queries left out because no relevant document of theirs is among the candidates.
@@ -37,6 +38,7 @@ class TrainedOn:
     candidates: int = 0
     relevant: int = 0
     added: int = 0
+    not_found: int = 0
     unjudged: int = 0
     without_relevant: int = 0
     not_retrieved: int = 0
@@ -49,9 +51,15 @@ class TrainedOn:
             f"relevant)"
         ]
         parts += [f"judged documents added that were not retrieved: {self.added}"] if self.added else []
+        parts += [f"judged documents left out that the text loader lacks: {self.not_found}"] if self.not_found else []
         parts += [f"left out: {self.left_out}"] if self.left_out else []
         parts += [f"validated on {self.validated}"] if self.validated else []
         return "; ".join(parts)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether queries or judged documents are left out."""
+        return self.used < self.queries or self.not_found > 0
 
     @property
     def left_out(self) -> str:

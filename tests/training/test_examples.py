@@ -13,8 +13,10 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import keys_of
+from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.training import (
     Example,
+    LeftOutWarning,
     QueryGroup,
     TeacherScores,
     TrainingArgs,
@@ -184,9 +186,54 @@ def test_judged_documents_without_text():
     with pytest.raises(ValueError, match="text_loader="):
         add_judged(RUN.assign(text=TEXTS), JUDGED)
     assert "text" not in add_judged(RUN, JUDGED)  # is loaded later
-    unknown = pt.apply.generic(lambda frame: frame.assign(text=[None, *frame["docno"].iloc[1:]]))
-    with pytest.raises(ValueError, match="'far'"):
-        add_judged(RUN.assign(text=TEXTS), JUDGED, text_loader=unknown)
+
+
+def no_text(frame):
+    return frame.assign(text=frame["docno"].where(~frame["docno"].isin(["far", "bad"])))
+
+
+def no_row(frame):
+    return frame[~frame["docno"].isin(["far", "bad"])].assign(text="a cat")
+
+
+def error(frame):
+    return frame.assign(text=frame["docno"].map(lambda docno: {"far": None, "bad": None}.get(docno, docno).upper()))
+
+
+COLLECTION = TextLoader({docno: {"text": "a cat"} for docno in (*RUN["docno"], "no")}, ["text"])
+
+
+@pytest.mark.parametrize("loads", [no_text, no_row, error, COLLECTION], ids=["no text", "no row", "error", "KeyError"])
+@pytest.mark.parametrize("run", [RUN, RUN.assign(text=TEXTS)], ids=["text is loaded later", "with text"])
+def test_judged_documents_that_the_loader_lacks_are_left_out(loads, run):
+    loader = loads if isinstance(loads, pt.Transformer) else pt.apply.generic(loads)
+    with pytest.warns(LeftOutWarning, match="^2 judged documents are left out"):
+        added = add_judged(run, JUDGED, text_loader=loader)
+    assert keys_of(added.iloc[len(run) :]) == [("1", "no")]
+    assert list(added.columns) == list(run.columns)
+    with pytest.warns(LeftOutWarning):
+        assert add_judged(run, JUDGED.iloc[:1], text_loader=loader) is run
+
+
+def test_judged_documents_are_looked_up_in_blocks():
+    sizes = []
+
+    def load(frame):
+        sizes.append(len(frame))
+        return frame.assign(text=frame["docno"])
+
+    judged = qrels(*(("1", f"new{n}", 0) for n in range(600)))
+    assert len(add_judged(RUN, judged, text_loader=pt.apply.generic(load))) == len(RUN) + 600
+    assert sizes == [256, 256, 88]
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("the disk is gone"), RuntimeError("no such index")])
+def test_a_loader_that_does_not_work_is_no_missing_document(failure):
+    def fail(frame):
+        raise failure
+
+    with pytest.raises(type(failure), match=str(failure)):
+        add_judged(RUN, JUDGED, text_loader=pt.apply.generic(fail))
 
 
 def test_fit_takes_judged_documents_in(cross_encoder):

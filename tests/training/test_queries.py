@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pandas as pd
 import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, fit_seeds, make_groups
 
 from ..support.systems import CROSS_ENCODERS, QUIET, make
-from ..support.toy import toy_task
+from ..support.toy import qrels, toy_task
 
 pytestmark = QUIET
 RUN, JUDGED = toy_task(0, queries=6)  # d0 is relevant, d1 to d3 are candidates too
@@ -68,6 +70,41 @@ def test_judged_documents_that_were_added_are_counted(cross_encoder):
     told = make("MaxP", cross_encoder, training=recipe, text_loader=loader).fit(run, judged).trained_on
     assert (told.used, told.added, told.candidates, told.not_retrieved) == (3, 1, 12, 0)
     assert "not retrieved: 1" in str(told)
+
+
+def collection(*docnos: str) -> TextLoader:
+    return TextLoader({docno: {"docno": docno, "text": "cat"} for docno in docnos}, ["text"])
+
+
+BARE = RUN.drop(columns="text")
+ELSEWHERE = pd.concat([JUDGED, qrels((USED[0], "elsewhere", 0), (USED[0], "d9", 0))])
+"""With judgements of two documents that were not retrieved."""
+
+
+def test_judged_documents_that_the_collection_lacks_are_left_out_before_the_first_step(cross_encoder):
+    recipe = replace(RECIPE, judged="all", epochs=2, negatives=5)
+    loader = collection(*RUN["docno"], "d9")
+    model = make("MaxP", cross_encoder, training=recipe, text_loader=loader)
+    with pytest.warns(LeftOutWarning, match="judged documents left out that the text loader lacks: 1"):
+        told = model.fit(BARE, ELSEWHERE).trained_on
+    assert (told.used, told.added, told.not_found) == (6, 1, 1)
+
+
+def test_a_retrieved_document_that_the_collection_lacks_ends_the_training(cross_encoder):
+    model = make("MaxP", cross_encoder, training=replace(RECIPE, judged="all"), text_loader=collection("d0", "d9"))
+    with pytest.raises(KeyError, match=r"'d[123]' is not in the collection"):
+        model.fit(BARE, ELSEWHERE)
+
+
+def test_judged_documents_that_a_terrier_index_lacks_are_left_out(cross_encoder, terrier_index):
+    topics = pd.DataFrame({"qid": ["q"], "query": ["dog in the city"]})
+    run = terrier_index.bm25()(topics).drop(columns="docid")
+    judged = qrels(*(("q", docno, label) for docno, label in (("d5", 1), ("d6", 0), ("424", 1), ("425", 0))))
+    assert not {"d6", "424", "425"} & set(run["docno"])
+    model = make("MaxP", cross_encoder, training=replace(RECIPE, judged="all"), text_loader=terrier_index)
+    with pytest.warns(LeftOutWarning, match="the text loader lacks: 2"):
+        told = model.fit(run, judged).trained_on
+    assert (told.used, told.added, told.not_found) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(
