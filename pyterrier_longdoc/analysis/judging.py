@@ -29,7 +29,7 @@ from ..common.frames import (
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import Presented
 from ..common.progress import counting
-from ..common.warnings import warn
+from ..common.warnings import SeenWarnings, warn, warn_of_inputs
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, without_reasoning
 from ..listwise.prompts import Message, check_template, clean
@@ -146,6 +146,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
     verbose: bool = False
 
     def __post_init__(self) -> None:
+        self.warned: SeenWarnings = set()
         self._check()
 
     def __repr__(self) -> str:
@@ -181,6 +182,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         self._check()
         queries = strings(inp["query"], "query")
         texts = texts_of(inp, text_columns, self.text_loader) if len(inp) else []
+        warn_of_inputs(self, inp, texts)
         pairs = list(zip(queries, texts, strict=True))
         judgements = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
         rows = pd.DataFrame([judgements[pair] for pair in pairs], index=inp.index, columns=list(JUDGEMENT_COLUMNS))

@@ -27,6 +27,11 @@ def is_terriers(value: Any) -> bool:
     return isinstance(value, pt.terrier.TerrierIndex)
 
 
+def is_from_terrier(text_loader: Any) -> bool:
+    """Return whether texts come from an index of Terrier."""
+    return is_terriers(text_loader) or isinstance(text_loader, pt.terrier.TerrierTextLoader)
+
+
 def terriers_properties(index: Any) -> dict[str, str] | None:
     """Return what the file of an index of Terrier says of its making; None for one in memory, or a sum of indices."""
     if isinstance(index, pt.terrier.TerrierIndex):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -14,13 +15,20 @@ import numpy as np
 import pandas as pd
 
 from .coverage import Coverage
-from .frames import EmptyTextWarning, TruncationWarning, field_names, is_blank, strings
+from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, is_blank, strings
+from .indices import is_from_terrier
 
 SeenWarnings = set[tuple[Any, ...]]
 """The causes that an object has warned of."""
 
 Empties = dict[tuple[str, str], Coverage]
 """Coverage of transformers that met rows without text or query, by name and text columns."""
+
+_QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
+"""What query expansions and `SDM` write, and no user."""
+
+_SHORTEST_CUT = 500
+"""Characters: shorter texts may well be of equal length."""
 
 _NOT_THE_USERS = ("pyterrier", "torch", "contextlib")
 """Beginnings of the names of modules between the user's line and the warning."""
@@ -113,6 +121,31 @@ def warn_of_cuts(transformer: Any, record: SeenWarnings, causes: Iterable[str], 
     new_causes = [cause for cause in causes if first_time(record, TruncationWarning, system, cause)]
     if new_causes:
         warn(f"{_name(transformer)}{sentence} (see .coverage).", TruncationWarning)
+
+
+def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
+    """Warn of queries that are no words, and of texts that an index has cut, once each for a model."""
+    name, queries = type(transformer).__name__, frame["query"].astype(str).unique() if "query" in frame.columns else ()
+    language = next(filter(None, map(_QUERY_LANGUAGE.search, queries)), None)
+    if language and first_time(transformer.warned, "query language", name):
+        cure = "put pt.rewrite.reset() after the query expansion, which gives the user's queries back"
+        warn(
+            f"{_name(transformer)} reads Terrier's query language ({language[0].strip()!r}) as words: {cure}.",
+            UserWarning,
+        )
+    lengths = [len(as_document(text).text) for text in set(texts)] if _may_be_cut(transformer, frame) else []
+    longest = max(lengths, default=0)
+    ends = sum(length >= longest - 2 for length in lengths)
+    if ends >= 3 and longest >= _SHORTEST_CUT and first_time(transformer.warned, "texts cut by an index", name):
+        cure = "index with a larger `meta` length, or load them from the dataset"
+        message = f"{_name(transformer)}: {ends} of {len(lengths)} texts end at character {longest:,}; {cure}"
+        warn(f"{message}. If you cut them yourself, nothing is wrong.", TruncationWarning)
+
+
+def _may_be_cut(transformer: Any, frame: pd.DataFrame) -> bool:
+    """Return whether whole documents come from an index of Terrier; passages may well be of equal length."""
+    is_terriers = "docid" in frame.columns or is_from_terrier(transformer.text_loader)
+    return is_terriers and not frame["docno"].astype(str).str.contains("%p", regex=False).any()
 
 
 def count_empty(coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:

@@ -17,7 +17,7 @@ from ..common.frames import TextField, field_names, is_blank, texts_of, validate
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
 from ..common.registry import own_code
-from ..common.warnings import SeenWarnings, warn_of_cuts, warn_of_empty
+from ..common.warnings import SeenWarnings, warn_of_cuts, warn_of_empty, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
 from ..passages.excerpts import best_passages
@@ -89,7 +89,9 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
         """Check columns and arguments, and return the text of each row."""
         columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
-        return texts_of(inp, columns, self.text_loader) if len(inp) else []
+        texts = texts_of(inp, columns, self.text_loader) if len(inp) else []
+        warn_of_inputs(self, inp, texts)
+        return texts
 
     def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
         """Note the coverage; warn of cut text and of rows without text or query."""

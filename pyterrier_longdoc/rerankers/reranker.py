@@ -42,7 +42,16 @@ from ..common.presentation import HIDDEN, Presented, changed_arguments, composed
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
 from ..common.servers import BackendError
-from ..common.warnings import SeenWarnings, added_up, count_empty, first_time, warn, warn_of_cuts, warn_of_empty
+from ..common.warnings import (
+    SeenWarnings,
+    added_up,
+    count_empty,
+    first_time,
+    warn,
+    warn_of_cuts,
+    warn_of_empty,
+    warn_of_inputs,
+)
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.devices import DTYPES, FASTEST, check_device, dtype_name, resolve_device, resolve_dtype
@@ -425,7 +434,9 @@ class Reranker(Presented, pt.Transformer):
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if titles are read with each window."""
-        return documents_of(frame, self.text_field, self.repeat, self.text_loader)
+        texts = documents_of(frame, self.text_field, self.repeat, self.text_loader)
+        warn_of_inputs(self, frame, texts)
+        return texts
 
     def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
         """Score R pairs of query and text; a tqdm bar shows the progress if given."""

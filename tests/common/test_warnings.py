@@ -1,4 +1,4 @@
-"""Truncation is told once for each system, whatever it shares with others and however many runs it has."""
+"""Warnings are given once for each system, whatever it shares with others and however many runs it has."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training.repeat import k_fold_fit
 
+from ..support import terrier
 from ..support.systems import make
 
 QUERY = "old dog in the city snow in the city old dog"  # 11 tokens, of which 8 are read
@@ -130,3 +131,125 @@ def test_warnings_name_the_users_line(what):
         what()
     assert any(w.category is ld.TruncationWarning for w in caught)
     assert {w.filename for w in caught if issubclass(w.category, UserWarning)} == {__file__}
+
+
+# Queries that are no words, and texts that an index has cut.
+
+READERS = {
+    "MaxP": lambda **arguments: make("MaxP", **arguments),
+    "BiEncoder": lambda **arguments: make("BiEncoder-max", **arguments),
+    "RankGPT": lambda **arguments: ld.RankGPT(lambda messages: "[1]", on_failure="keep", **arguments),
+    "RelevanceJudge": lambda **arguments: ld.RelevanceJudge(lambda messages: "grade: 1", **arguments),
+}
+each_reader = pytest.mark.parametrize("reader", READERS)
+
+
+def inputs(what) -> list[str]:
+    """The warnings of queries or texts that are not what they should be."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    return [str(w.message) for w in caught if "pt.rewrite.reset()" in str(w.message) or "`meta`" in str(w.message)]
+
+
+EXPANDED = "applypipeline:off kennedi^1.000000000 dog^0.210000"
+
+
+@each_reader
+def test_query_language_is_told_once_for_each_model(reader):
+    model, expanded = READERS[reader](), CANDIDATES.assign(query=EXPANDED)
+    [message] = inputs(lambda: model(expanded))
+    assert "reads Terrier's query language ('applypipeline:') as words: put pt.rewrite.reset() after" in message
+    assert inputs(lambda: model(expanded)) == []
+    assert len(inputs(lambda: READERS[reader]()(expanded))) == 1
+
+
+def test_query_language_is_told_in_fit():
+    expanded = CANDIDATES.assign(query=EXPANDED)
+    assert len(inputs(lambda: make("MaxP", training=TRAINING).fit(expanded, QRELS))) == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "who owns C^2",
+        "the #1 song",
+        "#uw in Seattle (Washington)",
+        "what is applypipeline:off",
+        "combine:0 and #combine",
+        "old^1.5 dog",
+    ],
+)
+def test_questions_are_no_query_language(query):
+    assert inputs(lambda: make("MaxP")(CANDIDATES.assign(query=query, query_0="old dog"))) == []
+
+
+def expansions(index) -> dict[str, pt.Transformer]:
+    bm25 = index.bm25()
+    return {
+        "Bo1": bm25 >> pt.rewrite.Bo1QueryExpansion(index),
+        "KL": bm25 >> pt.rewrite.KLQueryExpansion(index),
+        "RM3": bm25 >> pt.rewrite.RM3(index),
+        "SDM": pt.rewrite.SDM(),
+    }
+
+
+@pytest.mark.parametrize("expansion", ["Bo1", "KL", "RM3", "SDM"])
+@pytest.mark.parametrize("resets", [False, True])
+def test_queries_that_terrier_has_expanded(expansion, resets, terrier_index):
+    stages = expansions(terrier_index)[expansion] >> terrier_index.bm25() >> terrier_index.text_loader("text")
+    stages = (stages >> pt.rewrite.reset() if resets else stages) >> make("MaxP")
+    assert len(inputs(lambda: stages.search("dog river walk"))) == (0 if resets else 1)
+
+
+def of_lengths(*lengths: int) -> pd.DataFrame:
+    """Candidates of one query, with texts of so many characters, as they come from Terrier."""
+    rows = [("1", "old dog", f"d{i}", i, f"{i:03} " + "a " * n, 1.0) for i, n in enumerate(lengths)]
+    frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "docid", "text", "score"])
+    return frame.assign(text=[text[:n] for text, n in zip(frame["text"], lengths, strict=True)])
+
+
+CUT = of_lengths(4095, 4094, 4093, 4092, 900)
+
+
+@each_reader
+def test_texts_that_end_at_one_character_are_told_once_for_each_model(reader):
+    model = READERS[reader]()
+    [message] = inputs(lambda: model(CUT))
+    end = (
+        "3 of 5 texts end at character 4,095; index with a larger `meta` length, or load them from the dataset. "
+        "If you cut them yourself, nothing is wrong."
+    )
+    assert message.endswith(end)
+    assert inputs(lambda: model(CUT)) == []
+
+
+def test_texts_that_end_at_one_character_are_told_in_fit():
+    qrels = pd.DataFrame({"qid": ["1"], "docno": ["d0"], "label": [1]})
+    recipe = ld.TrainingArgs(max_steps=1, negatives=4)
+    assert len(inputs(lambda: make("MaxP", training=recipe).fit(CUT, qrels))) == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        CUT.drop(columns="docid"),
+        of_lengths(499, 499, 499, 499),
+        of_lengths(4095, 4094, 4092, 4092),
+        CUT.assign(text=CUT["text"].iloc[0]),
+        CUT.assign(docno=CUT["docno"] + "%p0"),
+    ],
+    ids=["not from Terrier", "short", "two", "one text", "passages"],
+)
+def test_texts_that_no_index_has_cut(frame):
+    assert inputs(lambda: make("MaxP")(frame)) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_texts_that_an_index_of_terrier_has_cut(terrier_started, tmp_path):
+    documents = {f"d{i}": f"dog {i} " + "river " * (150 + i) for i in range(4)} | {"short": "dog"}
+    index = terrier.index(tmp_path / "index", documents, text=600)
+    run = index.bm25().search("dog")
+    for candidates, loader in ((run, index), (run.drop(columns="docid"), index.text_loader("text"))):
+        [message] = inputs(lambda: make("MaxP", text_loader=loader)(candidates))  # noqa: B023 - called at once
+        assert "4 of 5 texts end at character 59" in message

@@ -97,5 +97,5 @@ def index(folder: Path, documents: dict[str, str] | Iterable[dict[str, str]] = D
     """
     rows = [{"docno": d, "text": t} for d, t in documents.items()] if isinstance(documents, dict) else documents
     made = pt.terrier.TerrierIndex(str(folder))
-    made.indexer(meta={"docno": 20, "text": 200_000, **meta}).index(rows)
+    made.indexer(meta={"docno": 20, "text": 200_000, **meta}, store_positions=True).index(rows)
     return made
