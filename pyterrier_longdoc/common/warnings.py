@@ -125,7 +125,8 @@ def warn_of_cuts(transformer: Any, record: SeenWarnings, causes: Iterable[str], 
 
 def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
     """Warn of queries that are no words, and of texts that an index has cut, once each for a model."""
-    name, queries = type(transformer).__name__, frame["query"].astype(str).unique() if "query" in frame.columns else ()
+    name = type(transformer).__name__
+    queries = set(strings(frame["query"], "query")) if "query" in frame.columns else ()
     language = next(filter(None, map(_QUERY_LANGUAGE.search, queries)), None)
     if language and first_time(transformer.warned, "query language", name):
         cure = "put pt.rewrite.reset() after the query expansion, which gives the user's queries back"
@@ -145,7 +146,7 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
 def _may_be_cut(transformer: Any, frame: pd.DataFrame) -> bool:
     """Return whether whole documents come from an index of Terrier; passages may well be of equal length."""
     is_terriers = "docid" in frame.columns or is_from_terrier(transformer.text_loader)
-    return is_terriers and not frame["docno"].astype(str).str.contains("%p", regex=False).any()
+    return is_terriers and not frame["docno"].astype(str).str.contains("%p", regex=False, na=False).any()
 
 
 def count_empty(coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
