@@ -213,21 +213,67 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
+_PROBE = 'Die Größe: 1,024 naïve cafés in São Paulo; Москва, Ελλάδα, 東京 & "don\'t" (e.g. U.S.) re-read 3.14%?!'
+
+
+def load_tokenizer(name: str, **options: Any) -> Any:
+    """Load the tokenizer of a folder or of the hub; ValueError if it does not split texts as its tokenizer.json does.
+
+    Transformers makes a tokenizer of the class that tokenizer_config.json names, or that belongs to the architecture,
+    and takes only the vocabulary from tokenizer.json.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    from .hub import find_file
+
+    cure = 'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json'
+    try:
+        # By its full path, as it is found again by this name: in explanations, for instance.
+        tokenizer = AutoTokenizer.from_pretrained(full_name(name), **options)
+    except Exception as error:  # tokenizers raises nothing more specific for damaged files
+        hint = f". If tokenizer.json is not of the class's kind, {cure}" if isinstance(error, TypeError) else ""
+        raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {error}{hint}") from error
+    # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError(
+            f"the tokenizer of {name!r} has no words: its files (tokenizer.json, for instance) are missing"
+        )
+    file = find_file(name, "tokenizer.json") if tokenizer.is_fast else None
+    if file is not None and not _splits_alike(tokenizer.backend_tokenizer, Tokenizer.from_file(str(file))):
+        raise ValueError(
+            f"the tokenizer of {name!r} is loaded as a {type(tokenizer).__name__}, which does not split words as its "
+            f"tokenizer.json does: {cure}"
+        )
+    return tokenizer
+
+
+def _splits_alike(loaded: Any, stored: Any) -> bool:
+    """Tell whether two tokenizers give a sentence the same tokens, whatever the settings in tokenizer_config.json."""
+    if type(stored.normalizer) is type(loaded.normalizer):
+        stored.normalizer = loaded.normalizer  # `do_lower_case` is a setting of it
+    return _probe_ids(loaded) == _probe_ids(stored)
+
+
+def _probe_ids(tokenizer: Any) -> list[int] | None:
+    """Return the tokens of a sentence after its first word, which `add_prefix_space` changes; None if it has none."""
+    tokenizer.no_truncation()
+    try:
+        encoded = tokenizer.encode(_PROBE, add_special_tokens=False)
+    except Exception:  # noqa: BLE001 - tokenizers has no class for a vocabulary without [UNK]
+        return None
+    return [token for token, (start, _) in zip(encoded.ids, encoded.offsets, strict=True) if start >= _PROBE.index(" ")]
+
+
 @lru_cache(maxsize=4)
 def named_tokenizer(name: str | Path) -> Any:
     """Load a tokenizer of the Hugging Face hub, a folder, or the packaged encoder; the last few are remembered."""
-    from transformers import AutoTokenizer
-
     from .hub import reachable
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(reachable(encoder_folder(str(name)), weights=False))
-    except Exception as error:
+        return load_tokenizer(reachable(encoder_folder(str(name)), weights=False))
+    except (ValueError, OSError) as error:
         raise ValueError(f"tokenizer={str(name)!r} cannot be loaded: {error}") from error
-    # Without its files transformers makes a tokenizer that knows special tokens alone.
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise ValueError(f"tokenizer={str(name)!r} has no words: its files (tokenizer.json, for instance) are missing")
-    return tokenizer
 
 
 def token_counter(tokenizer: Any = None) -> Counter:

@@ -306,17 +306,20 @@ class HuggingFaceBackend:
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:
             import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoModelForCausalLM
 
             from ..common.hub import reachable
+            from ..common.language import load_tokenizer
+            from ..modelling.backbones.load import check_embeddings
             from ..modelling.devices import in_own_memory
 
             if folder_digest(self.model) != self.settings["files"]:
                 raise ValueError(f"{self!r}: the folder has changed since this backend's first use: make a new one")
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)
-            tokenizer = AutoTokenizer.from_pretrained(place, **options)
+            tokenizer = load_tokenizer(place, **options)
             model = AutoModelForCausalLM.from_pretrained(place, dtype=self.dtype or "auto", **options)
+            check_embeddings(model, tokenizer)
             device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
             in_own_memory(model)
             self._loaded = model.eval().to(device), tokenizer

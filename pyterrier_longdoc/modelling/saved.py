@@ -17,7 +17,7 @@ from ..common.files import full_name, replacing
 from ..common.hub import unreachable
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
-from .backbones.load import SAVED_FORMAT, load_tokenizer
+from .backbones.load import SAVED_FORMAT, load_fast_tokenizer
 from .heads import build_head
 from .inputs import Settings
 from .model import Model
@@ -124,7 +124,7 @@ def load_model(
     folder: Path, config: dict[str, Any], settings: Settings, *, encoder: Any, weight_arguments: dict[str, Any]
 ) -> Model:
     """Build the model of a configuration and load its weights, strictly."""
-    tokenizer = load_tokenizer(str(folder))
+    tokenizer = load_fast_tokenizer(str(folder))
     backbone = encoder.build_backbone(config["encoder"], tokenizer)
     head_spec = config["head"]["name"], config["head"]["options"]
     head_options = {**head_spec[1], **config["head"]["built_from"]}

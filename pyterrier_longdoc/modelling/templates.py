@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -206,7 +206,8 @@ def wording(tokenizer: Any, template: Template) -> Wording:
     Tokenizers differ in white space at the seams: byte-level BPE joins a space to the word after it and a line break to
     the punctuation before it. White space is tokenized with query or text if that gives the tokens of the whole
     template; a probe word tells. The words after the text are always tokenized separately, because the text may be cut.
-    So are all words of a template of which one would share a token with query or text, as in `Query:{query}`.
+    So are all words of a template of which one would share a token with query or text, as in `Query:{query}`, or beside
+    which the probe has other tokens than alone.
     """
     if not template.apart:
         before, between, after = template.surroundings
@@ -214,8 +215,7 @@ def wording(tokenizer: Any, template: Template) -> Wording:
         template_seams = _seams(tokenizer, template.surroundings, (trail, ""), special_tokens=template.special_tokens)
         if template_seams is not None:
             prefix, middle, suffix = template_seams.surroundings
-            query_lead, text_lead = (lead or "" for lead in template_seams.leads)
-            return Wording(prefix, middle, suffix, query_lead, text_lead, trail, len(_ids(tokenizer, trail)))
+            return Wording(prefix, middle, suffix, *template_seams.leads, trail, len(_ids(tokenizer, trail)))
         template = replace(template, prefix=before, query=_QUERY, middle=between, text=_TEXT, suffix=after)
     begin, end = _specials(tokenizer) if template.special_tokens else ((), ())
     query, text = (
@@ -225,8 +225,8 @@ def wording(tokenizer: Any, template: Template) -> Wording:
         prefix=(*begin, *_ids(tokenizer, template.prefix), *query.surroundings[0]),
         middle=(*query.surroundings[1], *_ids(tokenizer, template.middle), *text.surroundings[0]),
         suffix=(*text.surroundings[1], *_ids(tokenizer, template.suffix), *end),
-        query_lead=query.leads[0] or "",
-        text_lead=text.leads[0] or "",
+        query_lead=query.leads[0],
+        text_lead=text.leads[0],
     )
 
 
@@ -234,12 +234,13 @@ class Seams(NamedTuple):
     """Token ids around the slots of a string, and the white space that is tokenized with the content of each slot."""
 
     surroundings: list[tuple[int, ...]]
-    leads: list[str | None]
+    leads: list[str]
+    apart: bool = False  # whether the words around the slot are tokenized separately
 
 
 def seams(tokenizer: Any, before: str, after: str) -> Seams:
     """Return the tokens of the words around one slot, tokenized separately if one shares a token with its content."""
-    separate_seams = Seams([tuple(_ids(tokenizer, before)), tuple(_ids(tokenizer, after))], [None])
+    separate_seams = Seams([tuple(_ids(tokenizer, before)), tuple(_ids(tokenizer, after))], [""], apart=True)
     return _seams(tokenizer, (before, after), ("",), special_tokens=False) or separate_seams
 
 
@@ -248,7 +249,8 @@ def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, spec
 
     A space before a slot is dropped (WordPiece) or belongs to the first token in it, which adds it by itself
     (SentencePiece) or needs it in the text (byte-level BPE). Trails are starts of pieces that are tokenized with the
-    slot before them. None if a token holds more than white space beside a slot, as `:a` in `Query:a` may do.
+    slot before them. None if a token holds more than white space beside a slot, as `:a` in `Query:a` may do, or if the
+    content of a slot has other tokens by itself, whatever white space is put before it.
     """
     probe = "a"
     string = probe.join(pieces)
@@ -260,23 +262,30 @@ def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, spec
         end = start + len(probe)
         slot_tokens = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
         if not slot_tokens:
-            raise ValueError(
-                "the tokenizer of this checkpoint makes no token of a word: transformers loads its tokenizer.json as "
-                "another kind"
-            )
+            raise ValueError(f"the tokenizer of this checkpoint makes no token of the word {probe!r}")
         first, last = slot_tokens[0], slot_tokens[-1]
         if (string[offsets[first][0] : start] + string[end + len(trail) : offsets[last][1]]).strip():
             return None
+        # SentencePiece makes the space before a word a token of its own if it lacks the piece of both.
+        after_space = first > piece_start and string[offsets[first - 1][0] : start] in ("", " ")
+        content = _content(tokenizer, piece, probe + trail, ids[: last + 1], range(first - after_space, first + 1))
+        if content is None:
+            return None
+        first, lead = content
         surroundings.append(tuple(ids[piece_start:first]))
-        leads.append(_lead(tokenizer, piece, probe + trail, ids[first : last + 1]))
+        leads.append(lead)
         piece_start = last + 1
     return Seams([*surroundings, tuple(ids[piece_start:])], leads)
 
 
-def _lead(tokenizer: Any, piece: str, probe: str, expected: list[int]) -> str | None:
-    """Return the white space at the end of `piece` to tokenize with the text after it; None if none gives these ids."""
-    space = piece[len(piece.rstrip()) :]
-    return next((lead for lead in ("", space, " ") if _ids(tokenizer, lead + probe) == expected), None)
+def _content(tokenizer: Any, piece: str, probe: str, ids: list[int], starts: Iterable[int]) -> tuple[int, str] | None:
+    """Return where the last tokens begin that are those of the probe alone, with the white space to put before it.
+
+    The white space is that at the end of `piece`, none, or a space. None if no start and white space give these ids.
+    """
+    leads = ("", piece[len(piece.rstrip()) :], " ")
+    choices = ((start, lead) for start in starts for lead in leads)
+    return next((choice for choice in choices if _ids(tokenizer, choice[1] + probe) == ids[choice[0] :]), None)
 
 
 def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:

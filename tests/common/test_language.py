@@ -1,3 +1,5 @@
+import json
+import re
 import unicodedata
 from itertools import chain
 from pathlib import Path
@@ -5,16 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.language import (
+    _PROBE,
     count_tokens,
     digest,
     ends_sentence,
+    load_tokenizer,
     named_tokenizer,
     sentence_starts,
     sentences,
@@ -28,7 +32,7 @@ from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
 from pyterrier_longdoc.data import PositionedCollection
 from pyterrier_longdoc.modelling.tokens import tokenized
 
-from ..support import tiny
+from ..support import tiny, tiny_long
 
 
 @pytest.mark.parametrize(
@@ -177,6 +181,120 @@ def test_characters_of_words(text, expected):
     found, spans = word_spans(text)
     assert [text[start:end] for start, end in spans] == expected
     assert found == words(text)
+
+
+def byte_level(prefix_space=False):
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    return trained(core, trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+
+
+def sentence_piece(*specials, pre_tokenizer=None, lowercase=False):
+    core = Tokenizer(models.Unigram())
+    lower = [normalizers.Lowercase()] if lowercase else []
+    core.normalizer = normalizers.Sequence([*lower, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    core.pre_tokenizer = pre_tokenizer or pre_tokenizers.Metaspace()
+    unknown = next(special for special in specials if "unk" in special.lower())
+    return trained(core, trainers.UnigramTrainer(special_tokens=[*specials], unk_token=unknown))
+
+
+def whole_texts(normalizer, pre_tokenizer=None):
+    core = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    core.normalizer, core.pre_tokenizer = normalizer, pre_tokenizer
+    return trained(core, trainers.BpeTrainer(vocab_size=150, special_tokens=["<unk>", "<s>", "</s>", "<pad>"]))
+
+
+def llama():
+    return whole_texts(normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]))
+
+
+def gemma():
+    return whole_texts(normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"))
+
+
+def trained(core, trainer):
+    trainer.show_progress = False
+    core.train_from_iterator([_PROBE, *tiny.WORDS] * 3, trainer)
+    return core
+
+
+def word_pieces():
+    return tiny.tokenizer().backend_tokenizer
+
+
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+SPLIT_FIRST = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+PUBLISHED = {
+    "bert": (word_pieces, "bert", "BertTokenizer", {}),
+    "bert without a class": (word_pieces, "bert", None, {}),
+    "bert by its settings": (word_pieces, "bert", "BertTokenizerFast", {"do_lower_case": False}),
+    "distilbert": (word_pieces, "distilbert", "DistilBertTokenizer", {"strip_accents": False}),
+    "electra": (word_pieces, "electra", "ElectraTokenizerFast", {"do_lower_case": True}),
+    "roberta": (byte_level, "roberta", "RobertaTokenizer", {}),
+    "roberta with a space": (byte_level, "roberta", "RobertaTokenizerFast", {"add_prefix_space": True}),
+    "roberta without its space": (lambda: byte_level(True), "roberta", "RobertaTokenizer", {"add_prefix_space": False}),
+    "longformer": (byte_level, "longformer", "LongformerTokenizerFast", {}),
+    "modernbert": (byte_level, "modernbert", "PreTrainedTokenizerFast", {}),
+    "xlm-roberta": (lambda: sentence_piece(*FAIRSEQ), "xlm-roberta", "XLMRobertaTokenizer", {}),
+    "xlm-roberta, split": (
+        lambda: sentence_piece(*FAIRSEQ, pre_tokenizer=SPLIT_FIRST), "xlm-roberta", "XLMRobertaTokenizerFast", {}
+    ),
+    "deberta": (
+        lambda: sentence_piece("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "deberta-v2", "DebertaV2Tokenizer", {}
+    ),
+    "deberta by its settings": (
+        lambda: sentence_piece("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        "deberta-v2",
+        "DebertaV2TokenizerFast",
+        {"do_lower_case": True},
+    ),
+    "big bird": (lambda: sentence_piece("<pad>", "</s>", "<s>", "<unk>"), "big_bird", "BigBirdTokenizer", {}),
+    "t5": (lambda: sentence_piece("<pad>", "</s>", "<unk>"), "t5", "T5TokenizerFast", {}),
+    "qwen2": (lambda: tiny_long.byte_tokenizer().backend_tokenizer, "qwen2", "Qwen2Tokenizer", {}),
+    "qwen3": (lambda: tiny_long.byte_tokenizer().backend_tokenizer, "qwen3", "Qwen2Tokenizer", {}),
+    "llama": (llama, "llama", "LlamaTokenizerFast", {"legacy": True}),
+    "llama 3": (lambda: tiny_long.byte_tokenizer().backend_tokenizer, "llama", "LlamaTokenizerFast", {}),
+    "gemma": (gemma, "gemma", "GemmaTokenizerFast", {}),
+    "an added word": (word_pieces, "bert", "BertTokenizer", {"added_tokens_decoder": {"200": {"content": "aardvark"}}}),
+}  # fmt: skip
+"""Tokenizers of the classes that the models of this package have: tokenizer.json, architecture, class and settings."""
+
+
+def folder_of(tmp_path, core, architecture, name, settings):
+    core.save(str(tmp_path / "tokenizer.json"))
+    named = {} if name is None else {"tokenizer_class": name}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, **named}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_tokenizers_of_the_kind_of_their_class_are_taken(kind, tmp_path):
+    make_core, *rest = PUBLISHED[kind]
+    folder = folder_of(tmp_path, make_core(), *rest)
+    assert len(set(load_tokenizer(str(folder))(_PROBE)["input_ids"])) > 20
+
+
+@pytest.mark.parametrize(
+    ("make_core", "architecture", "name"),
+    [
+        (word_pieces, "bert", "RobertaTokenizer"),
+        (word_pieces, "roberta", None),
+        (word_pieces, "bert", "XLMRobertaTokenizer"),
+        (word_pieces, "deberta-v2", None),
+        (byte_level, "roberta", "BertTokenizer"),
+        (byte_level, "bert", None),
+        (lambda: sentence_piece(*FAIRSEQ), "xlm-roberta", "BertTokenizer"),
+        (lambda: sentence_piece(*FAIRSEQ), "roberta", None),
+    ],
+)
+def test_tokenizers_of_another_kind_than_their_class_are_refused(make_core, architecture, name, tmp_path):
+    core = make_core()
+    folder = folder_of(tmp_path, core, architecture, name, {})
+    with pytest.raises(ValueError, match=f'{re.escape(str(folder))}.*set "tokenizer_class"'):
+        named_tokenizer(folder)
+    folder_of(tmp_path, core, architecture, "PreTrainedTokenizerFast", {})
+    assert named_tokenizer(folder)(_PROBE)["input_ids"] == core.encode(_PROBE).ids
 
 
 def test_case_and_white_space_make_no_other_text():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BartConfig, BertConfig
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BartConfig, BertConfig
 
 from pyterrier_longdoc.modelling.backbones.architectures import BackboneOptions, BigBirdRules
 from pyterrier_longdoc.modelling.backbones.classifiers import CLASSIFIERS
@@ -393,6 +393,24 @@ def without(pattern, family="bert"):
     return make_it
 
 
+def of_class(name, family="bert"):
+    """A checkpoint whose tokenizer, of word pieces, has the class of another kind."""
+
+    def make_it(folder):
+        tiny.checkpoint(folder, family)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": name}))
+
+    return make_it
+
+
+def more_tokens(folder):
+    """The tokenizer has been given a word, but the model no embedding of it."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny.checkpoint(folder))
+    tokenizer.add_tokens(["aardvark"])
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
@@ -409,6 +427,9 @@ def without(pattern, family="bert"):
         (adapter, r"LoRA adapter of 'some/base': merge it first"),
         *((lose(w), w) for w in ("encoder.layer.1.output.dense.weight", "pooler.dense.weight", "classifier.bias")),
         (lose("embeddings.LayerNorm.bias", labels=None), "embeddings.LayerNorm.bias"),
+        (of_class("RobertaTokenizer", "roberta"), r"folder' is loaded as a RobertaTokenizer.*PreTrainedTokenizerFast"),
+        (of_class("XLMRobertaTokenizer", "xlm-roberta"), "folder'.*PreTrainedTokenizerFast"),
+        (more_tokens, "folder' has 135 tokens, but its model has embeddings of 134"),
     ],
 )
 def test_folders_that_are_no_checkpoint(make_it, message, tmp_path):

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, wording
@@ -89,6 +91,20 @@ def test_no_word_of_a_template_is_lost_in_a_token_of_query_or_text(string, apart
     template = Template(query=string, middle="\n", text=after, apart=apart, special_tokens=False)
     for query, text in [("a", "a"), *PAIRS]:
         assert tokenizer.decode(ids_of(tokenizer, template, query, text)) == template.fill(query, text)
+
+
+@pytest.mark.parametrize("spaces", ["always", "first", "never"])
+@pytest.mark.parametrize("string", [TEMPLATES["monot5"].fill("{query}", "{text}"), "{query} the: {text}"])
+def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_probe_word(string, spaces):
+    """Its piece of a space stands alone before the probe word, but not before the words of query and text."""
+    words = {word for query, text in PAIRS for word in f"{query} {text}".split()} - {"a"}
+    pieces = [*"Query:DocmntRlvadh", "▁", *(f"▁{word}" for word in [*words, "Query", "Document", "Relevant", "the"])]
+    core = Tokenizer(models.Unigram([("<unk>", 0.0), *((piece, -9.0) for piece in dict.fromkeys(pieces))], unk_id=0))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=spaces)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    template = Template.of(string)
+    for query, text in PAIRS:
+        assert ids_of(tokenizer, template, query, text) == plain_ids(tokenizer, template.fill(query, text))
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,11 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PretrainedConfig,
 )
 
-from ...common.files import full_name
 from ...common.hub import find_file, reachable, refuse_pointer
+from ...common.language import load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
 from ..inputs import InputFormat
@@ -185,9 +184,9 @@ class Backbone:
     def _prefix_ids(self, prefix: str) -> tuple[tuple[int, ...], str]:
         """Return the tokens of a prefix, and the white space to put before a text after it."""
         prefix_seams = seams(self.tokenizer, prefix, "")
-        if prefix_seams.leads[0] is None:
+        if prefix_seams.apart:
             logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
-        return prefix_seams.surroundings[0], prefix_seams.leads[0] or ""
+        return prefix_seams.surroundings[0], prefix_seams.leads[0]
 
 
 def _side_end(sides: list[int | None], side: int) -> int:
@@ -232,7 +231,7 @@ def load_backbone(
     classifies = has_known_head(config)
     if is_classifier(config):
         _check_labels(name, config.num_labels, config.id2label if classifies else None)
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    tokenizer = load_fast_tokenizer(name, trust_remote_code=trust_remote_code)
     check_lower_case(name, tokenizer)
     if pairs:
         template = _template(config, tokenizer, files, options.template)
@@ -348,7 +347,7 @@ def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
         # MosaicBERT has no tokenizer of its own: it uses BERT's.
         name = reachable("google-bert/bert-base-uncased")
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_fast_tokenizer(name)
     if options.template is not None:
         options = replace(options, template=options.template.within(tokenizer))
     return _assemble(parts, tokenizer, options)
@@ -379,6 +378,8 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
 
 
 def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
+    if tokenizer is not None:
+        check_embeddings(parts.encoder, tokenizer)
     use_attention(parts.encoder, options.attn_implementation)
     if options.pooling is not None and (options.pooling != parts.pooling or parts.representation is not None):
         # The last layer was trained for another vector.
@@ -395,15 +396,21 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
     )
 
 
-def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+def check_embeddings(model: Any, tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer can produce a token, an added one included, for which there is no embedding."""
+    tokens, embeddings = max(tokenizer.get_vocab().values()) + 1, model.get_input_embeddings().num_embeddings
+    if tokens > embeddings:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path!r} has {tokens} tokens, but its model has embeddings of "
+            f"{embeddings}: take the tokenizer with which it was trained, or call resize_token_embeddings({tokens}) of the "
+            f"model, train and save it"
+        )
+
+
+def load_fast_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """Load the fast tokenizer of a checkpoint, the source of character offsets and pair layouts."""
-    try:
-        # By its full path, as it is found again by this name: in explanations, for instance.
-        tokenizer = AutoTokenizer.from_pretrained(full_name(name), use_fast=True, trust_remote_code=trust_remote_code)
-    except Exception as error:  # tokenizers raises nothing more specific for damaged files
-        raise ValueError(f"the tokenizer of checkpoint {name!r} cannot be loaded: {error}") from error
-    # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
-    if not tokenizer.is_fast or set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    if not tokenizer.is_fast:
         raise ValueError(f"checkpoint {name!r} has no fast tokenizer: it needs a tokenizer.json")
     return tokenizer
 
