@@ -33,7 +33,7 @@ def reachable(name: str, *, weights: bool = True) -> str:
         unreachable(name, error)
     except EntryNotFoundError:
         return name  # loading it raises the same error, in full
-    except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
+    except Exception as error:  # noqa: BLE001 - of httpx or httpx2, by the version of the hub's client
         with suppress(LocalEntryNotFoundError):
             copy = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
             if not weights or any(file.suffix in (".safetensors", ".bin") for file in copy.iterdir()):

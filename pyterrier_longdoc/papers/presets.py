@@ -298,7 +298,13 @@ _RANKGPT = (
     "the paper prints neither its prompt nor how many documents a call holds nor the tokenizer of its 512 tokens; here "
     "the prompt is this package's, the window (20, stride 10) that of RankGPT, without its cut at 300 words"
 )
+_TWO_EPOCHS = (
+    "two epochs, as in the authors' {scripts}; the paper says one for all models but Transf-RAND-L2 and "
+    "Transf-PRETR-LATEIR-L6"
+)
 _NOTES = {
+    **dict.fromkeys(("firstp-jina", "longp-jina"), _TWO_EPOCHS.format(scripts="training scripts")),
+    **dict.fromkeys(("firstp-mosaic", "longp-mosaic"), _TWO_EPOCHS.format(scripts="training script of LongP")),
     "parade-attn": _TABLE_8,
     "parade-attn-electra": _AS_ATTN,
     "parade-attn-deberta": "150/75 by its configuration, the only one there is",

@@ -33,10 +33,7 @@ CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
 def reference(folder: str):
-    library = pytest.importorskip("sentence_transformers")
-    if not hasattr(library, "MultiVectorEncoder"):
-        pytest.skip("sentence-transformers before version 6 has no late interaction")
-    return library.MultiVectorEncoder(folder, device="cpu")
+    return pytest.importorskip("sentence_transformers").MultiVectorEncoder(folder, device="cpu")
 
 
 def vectors(model, windows: list[str]) -> torch.Tensor:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
@@ -17,9 +16,9 @@ from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from ..support import tiny, tiny_answers
 from ..support.systems import QUIET, scores, slow_but
 
-pytest.importorskip("sentence_transformers", minversion="5.7")
+pytest.importorskip("sentence_transformers")
 
-from sentence_transformers import CrossEncoder, __version__
+from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 
@@ -58,8 +57,6 @@ KINDS = {
 
 def stored(folder, kind="ettin", **settings):
     """Saves a random cross-encoder with sentence-transformers, and returns it and its folder."""
-    if kind == "residual" and Version(__version__).major < 6:
-        pytest.skip(f"sentence-transformers {__version__} does not have use_residual")
     family, pooling, layers = KINDS[kind]
     if family == "qwen3":
         tiny_answers.checkpoint(folder / "base", family, tiny_answers.tokenizer())

@@ -56,6 +56,8 @@ def test_presets_are_configured_as_in_the_paper(name):
     if preset.epochs not in (None, 1):
         assert model.training.epochs == preset.epochs
         assert preset(training=ld.TrainingArgs(epochs=5)).training.epochs == 5
+        # The paper names these two alone as trained for more than one epoch.
+        assert any(row in preset.row for row in ("RAND-L2", "LATEIR")) or "authors' training script" in preset.note
     assert tuple(preset(**arguments, text_field=("title", "body")).text_field) == ("title", "body")
     if preset.partner is None:
         assert preset.row.startswith("FirstP")

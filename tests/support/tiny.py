@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyterrier as pt
-import pytest
 import torch
-import transformers
-from packaging.version import Version
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
@@ -62,7 +59,6 @@ FAMILIES = {
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 16, "pad_token_id": 0},
 }
-NEW_IN_5 = ("nomic_bert", "eurobert")
 
 
 AGGREGATOR = {
@@ -100,8 +96,6 @@ def tokenizer(*, double_separator: bool = False, segments: bool = True) -> PreTr
 
 def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, seed: int = 0, **changes) -> str:
     """Saves a random checkpoint and returns its folder: a classifier with `labels` labels, or (None) an encoder."""
-    if family in NEW_IN_5 and Version(transformers.__version__).major < 5:
-        pytest.skip(f"transformers {transformers.__version__} does not have {family}")
     roberta = "roberta" in family or family == "longformer"
     tok = tokenizer(double_separator=roberta, segments=family in ("bert", "electra", "deberta-v2"))
     sizes = {**SIZES, "max_position_embeddings": 128, "vocab_size": len(tok), **FAMILIES.get(family, {}), **changes}

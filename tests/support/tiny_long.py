@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from packaging.version import Version
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -223,9 +222,6 @@ LONG: dict[str, tuple[Callable[..., str], str, dict]] = {
     "qwen3 answers": (decoder, "qwen3", {}),
 }
 """Every kind of checkpoint that LongP takes."""
-
-if Version(transformers.__version__).major < 5:
-    LONG = {kind: made for kind, made in LONG.items() if made[1] not in tiny.NEW_IN_5}
 
 POOLINGS = {"jina": "mean", "llama": "mean", "llama cross-encoder": "last", "qwen3": "last", "qwen3 answers": "last",
             "eurobert cross-encoder": "late"}  # fmt: skip

@@ -16,7 +16,9 @@ class TopDown(Schedule):
     Source: top-down partitioning (Parry et al. 2024, arXiv 2405.14589). The first-stage ranking is trusted to have a
     good pivot in its first window: with a bad one, more documents than `budget` are better than the pivot. Differs
     from the authors' code, which goes through the partitions one after the other until it has `budget` documents: here
-    all partitions share a round, and documents beyond the budget follow in the order of the partitions.
+    all partitions share a round, and documents beyond the budget follow in the order of the partitions. Where the
+    better documents are partitioned once more, that code appends those behind the second pivot after all that are
+    behind the first; here they stand before the first pivot, as they are better than it.
 
     Prompts, where answers decide whether the last one is needed: at most 2 + ceil((n - window) / (window - 1)) for
     n > window and a budget of at most a window, in 3 rounds: 7 for 100 documents. A larger budget may repeat this with

@@ -150,7 +150,7 @@ class BigBirdRules(InputRules):
         sparse = self.is_sparse(length)
         with _PASS:
             model.set_attention_type("block_sparse" if sparse else "original_full")
-            # The model seeds numpy's global generator, in transformers 4 outside training, too.
+            # The model seeds numpy's global generator.
             if not sparse:
                 yield
                 return

@@ -402,8 +402,8 @@ def check_embeddings(model: Any, tokenizer: Any) -> None:
     if tokens > embeddings:
         raise ValueError(
             f"the tokenizer of {tokenizer.name_or_path!r} has {tokens} tokens, but its model has embeddings of "
-            f"{embeddings}: take the tokenizer with which it was trained, or call resize_token_embeddings({tokens}) of the "
-            f"model, train and save it"
+            f"{embeddings}: take the tokenizer with which it was trained, or call resize_token_embeddings({tokens}) of "
+            f"the model, train and save it"
         )
 
 
