@@ -173,8 +173,8 @@ class TokenCache:
     """Tokenises texts, each distinct one once while its tokens are among the remembered `max_bytes`.
 
     Hashes stand for texts, which need not be kept. Everything is forgotten when the tokenizer or its settings change.
-    Nothing is remembered of a tokenizer with BPE dropout, or with a step in Python (RoFormer's), whose settings cannot
-    be read. A copy starts empty.
+    Nothing is remembered of a tokenizer with BPE dropout or with pieces drawn at random (Unigram's `alpha`), or with a
+    step in Python (RoFormer's), whose settings cannot be read. A copy starts empty.
     """
 
     def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
@@ -210,12 +210,13 @@ class TokenCache:
         """Forget the tokens of another tokenizer; return whether this one gives a text the same tokens every time."""
         steps = [serialized(backend.normalizer), serialized(backend.pre_tokenizer)]
         added = sorted(map(repr, backend.get_added_tokens_decoder().items()))
-        dropout = getattr(backend.model, "dropout", None)
-        settings = [*steps, *added, backend.encode_special_tokens, dropout]
+        model = {name: getattr(backend.model, name) for name in dir(backend.model) if not name.startswith("_")}
+        model = {name: value for name, value in model.items() if not callable(value)}
+        settings = [*steps, *added, backend.encode_special_tokens, model]
         if backend is not self._tokenizer or settings != self._settings:
             self.cache.clear()
             self._tokenizer, self._settings = backend, settings
-        return None not in steps and not dropout
+        return None not in steps and not model.get("dropout") and model.get("alpha") is None
 
 
 def serialized(part: Any) -> bytes | None:

@@ -127,9 +127,28 @@ def test_another_tokenizer_and_other_settings():
     assert cache(tiny.tokenizer(), texts)[0].ids.tolist() == before
 
 
-def test_nothing_random_is_remembered(seen):
-    core = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
-    cache, tokenizer = TokenCache(), PreTrainedTokenizerFast(tokenizer_object=core)
+def test_another_setting_of_the_tokenizer_s_model():
+    cache, tokenizer = TokenCache(), tiny.tokenizer()
+    known = cache(tokenizer, ["river"])[0].ids.tolist()
+    tokenizer.backend_tokenizer.model.max_input_chars_per_word = 4
+    unknown = cache(tokenizer, ["river"])[0].ids.tolist()
+    assert known != unknown == [tokenizer.unk_token_id]
+
+
+@pytest.mark.parametrize(
+    ("model", "setting"),
+    [
+        (models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]), "dropout"),
+        pytest.param(
+            models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.5)], unk_id=0),
+            "alpha",
+            marks=pytest.mark.skipif(not hasattr(models.Unigram, "alpha"), reason="these tokenizers draw no pieces"),
+        ),
+    ],
+)
+def test_nothing_random_is_remembered(model, setting, seen):
+    cache, tokenizer = TokenCache(), PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    setattr(tokenizer.backend_tokenizer.model, setting, 0.5)
     made = {tuple(cache(tokenizer, ["abab"])[0].ids.tolist()) for _ in range(40)}
     assert len(made) > 1
     assert seen["abab"] == 40
