@@ -278,13 +278,13 @@ def test_tokenizers_of_the_kind_of_their_class_are_taken(kind, tmp_path):
 @pytest.mark.parametrize(
     ("make_core", "architecture", "name"),
     [
-        (word_pieces, "bert", "RobertaTokenizer"),
+        (word_pieces, "roberta", "RobertaTokenizer"),
         (word_pieces, "roberta", None),
-        (word_pieces, "bert", "XLMRobertaTokenizer"),
+        (word_pieces, "xlm-roberta", "XLMRobertaTokenizer"),
         (word_pieces, "deberta-v2", None),
-        (byte_level, "roberta", "BertTokenizer"),
+        (byte_level, "bert", "BertTokenizer"),
         (byte_level, "bert", None),
-        (lambda: sentence_piece(*FAIRSEQ), "xlm-roberta", "BertTokenizer"),
+        (lambda: sentence_piece(*FAIRSEQ), "bert", "BertTokenizerFast"),
         (lambda: sentence_piece(*FAIRSEQ), "roberta", None),
     ],
 )
