@@ -232,7 +232,9 @@ def load_tokenizer(name: str, **options: Any) -> Any:
         # By its full path, as it is found again by this name: in explanations, for instance.
         tokenizer = AutoTokenizer.from_pretrained(full_name(name), **options)
     except Exception as error:  # tokenizers raises nothing more specific for damaged files
-        hint = f". If tokenizer.json is not of the class's kind, {cure}" if isinstance(error, TypeError | KeyError) else ""
+        hint = (
+            f". If tokenizer.json is not of the class's kind, {cure}" if isinstance(error, TypeError | KeyError) else ""
+        )
         raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {error}{hint}") from error
     # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):

@@ -215,7 +215,8 @@ def wording(tokenizer: Any, template: Template) -> Wording:
         template_seams = _seams(tokenizer, template.surroundings, (trail, ""), special_tokens=template.special_tokens)
         if template_seams is not None:
             prefix, middle, suffix = template_seams.surroundings
-            return Wording(prefix, middle, suffix, *template_seams.leads, trail, len(_ids(tokenizer, trail)))
+            query_lead, text_lead = template_seams.leads
+            return Wording(prefix, middle, suffix, query_lead, text_lead, trail, len(_ids(tokenizer, trail)))
         template = replace(template, prefix=before, query=_QUERY, middle=between, text=_TEXT, suffix=after)
     begin, end = _specials(tokenizer) if template.special_tokens else ((), ())
     query, text = (
