@@ -109,6 +109,8 @@ def validated(
             absent = [column for column in fields if column not in inp.columns]
             cure = f"put a text loader before it (retriever >> dataset.text_loader() >> {name}(...)), or give "
             cure += "text_loader= or text_field="
+        if absent == ["score"]:
+            cure = "`|` and `&` drop scores; give those of one retriever, or their sum, bm25 + other"
         names = ", ".join(map(str, inp.columns))
         error.args = (f"{name} lacks the column(s) {', '.join(absent)} (there are: {names}): {cure}.",)
         raise
@@ -149,13 +151,33 @@ def documents_of(
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
     """Return the rows with text columns from a text loader, or from a dataset or an index that has one."""
     loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
-    frame: pd.DataFrame = loader(inp.reset_index(drop=True))
+    rows = inp.reset_index(drop=True)
+    try:
+        frame: pd.DataFrame = loader(rows)
+    except Exception as error:
+        if "ArrayIndexOutOfBoundsException" not in str(error):  # Terrier's for the place of a docno that it lacks
+            raise
+        problem = f"text_loader {text_loader!r} has no document {_first_unloadable(loader, rows)!r}"
+        raise ValueError(f"{problem}: take the index of the candidates, or leave the row out") from error
     absent = [name for name in fields if name not in frame.columns]
     missing = inp["docno"][~inp["docno"].isin(frame["docno"])].unique().tolist()
     if absent or missing or frame["docno"].tolist() != inp["docno"].tolist():
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
         raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame
+
+
+def _first_unloadable(loader: Any, rows: pd.DataFrame) -> Any:
+    """Return the docno of the first row at which a loader fails."""
+    while len(rows) > 1:
+        half = rows.iloc[: len(rows) // 2]
+        try:
+            loader(half)
+        except Exception:  # noqa: BLE001 - Java's
+            rows = half
+        else:
+            rows = rows.iloc[len(half) :]
+    return rows["docno"].iloc[0]
 
 
 def strings(column: pd.Series, name: str) -> list[str]:

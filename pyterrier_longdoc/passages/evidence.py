@@ -188,8 +188,13 @@ class _Source:
         windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
         worth = np.asarray(scores if windows else [], dtype="float64") + gain
         if not windows or max(end for _, end in windows) > len(document):
-            problem = "end after its text: give text_field= and repeat= as" if windows else "are missing: all rows need"
-            raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True")
+            problem, advice = "end after its text: give text_field= and repeat= as", ""
+            if not windows:
+                problem, advice = (
+                    "are missing: all rows need",
+                    ", which of a + b only the rows of a have: rerank after it",
+                )
+            raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True{advice}")
         if len(worth) != len(windows) or not np.isfinite(worth).all():
             raise ValueError(
                 f"Evidence: the {len(windows)} windows of {docno!r} need a finite score each, not {scores}"

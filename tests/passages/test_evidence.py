@@ -224,6 +224,13 @@ def test_the_text_of_a_frame_without_rows_is_text():
     assert evidence(results.iloc[:0])["text"].dtype == evidence(results)["text"].dtype
 
 
+def test_rows_that_only_the_right_side_of_a_sum_has_are_told_of():
+    results = frame(CATS, DOGS)
+    left, right = (pt.Transformer.from_df(rows) for rows in (results.iloc[:1], results))
+    with pytest.raises(ValueError, match=r"windows of 'dogs' are missing: .* of a \+ b only the rows of a have"):
+        evidence((left + right)(results[["qid", "query"]].iloc[:1]))
+
+
 def test_what_is_missing_is_named():
     results = frame(CATS, DOGS)
     with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker explain=True"):

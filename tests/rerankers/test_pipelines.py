@@ -219,3 +219,19 @@ def test_behind_terrier(terrier_index):
     reranked = stages.search("dog river")
     assert set(reranked["docno"]) == {"d1", "d5"}
     assert reranked["text"].tolist() == [terrier.DOCUMENTS[docno] for docno in reranked["docno"]]
+
+
+@pytest.mark.parametrize("loader", [lambda index: index, lambda index: index.text_loader("text")])
+@pytest.mark.parametrize("docnos", [["d9"], ["d1", "d2", "d9", "d3"], ["d9", "d1", "d8"]])
+def test_a_docno_that_the_index_lacks_is_named(loader, docnos, terrier_index):
+    model = make("MaxP", text_loader=loader(terrier_index))
+    frame = pd.DataFrame({"qid": "1", "query": "old dog", "docno": docnos})
+    with pytest.raises(ValueError, match=r"text_loader .* has no document 'd9'"):
+        model(frame)
+
+
+@pytest.mark.parametrize("union", [lambda a, b: a | b, lambda a, b: a & b])
+def test_scores_that_a_union_has_dropped_are_asked_for(union):
+    first = pt.Transformer.from_df(tiny.results())
+    with pytest.raises(pt.validate.InputValidationError, match=r"Birch lacks the column\(s\) score .* drop scores"):
+        (union(first, first) >> make("Birch"))(TOPICS)
