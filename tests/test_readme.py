@@ -65,7 +65,8 @@ def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
         if expected:
             # Names, order and whole numbers are certain; other versions of the documented packages give other figures.
             assert FIGURE.sub("<figure>", printed).split() == FIGURE.sub("<figure>", expected).split(), name
-            if names == ["README"]:  # whose figures must be those of the last call, as the reader's are
+            # One figure alone, such as a coverage, is that of the last call before it. A p-value may be any other.
+            if names == ["README"] and len(figures(expected)) == 1:
                 assert figures(printed) == pytest.approx(figures(expected), rel=0.25, abs=0.02), name
 
 
@@ -75,7 +76,9 @@ def test_blocks_behind_terrier_run(terrier_home, tmp_path):
     assert len(run(examples, tmp_path, terrier.environment(terrier_home))) == len(examples) > 0
 
 
-def run(examples: list[tuple[str, str, str, str]], folder: Path, environment: dict[str, str] | None = None) -> list[str]:
+def run(
+    examples: list[tuple[str, str, str, str]], folder: Path, environment: dict[str, str] | None = None
+) -> list[str]:
     """What the blocks print, in one process that starts in this folder."""
     code = json.dumps([(name, code) for _, name, code, _ in examples])
     command = [sys.executable, "-c", RUN]
