@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import full_name, replacing
-from ..common.hub import unreachable
+from ..common.hub import refuse_pointer, unreachable
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
 from .backbones.load import SAVED_FORMAT, load_fast_tokenizer
@@ -131,10 +131,15 @@ def load_model(
     head = build_head(head_spec[0], backbone.hidden_size, channels=backbone.channels, **head_options)
     arguments = {"backbone": backbone, "head_spec": head_spec, "weight_arguments": weight_arguments}
     model = Model(encoder(backbone), tokenizer, head, settings, **arguments)
-    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
     model.load_state_dict(tensors, strict=True)
     _check_weights(tensors, folder, config)
     return model.eval()
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    refuse_pointer(file)
+    return load_file(file)
 
 
 def _check_weights(tensors: Mapping[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> None:
@@ -209,7 +214,7 @@ class Adapter:
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
     """Add an adapter to an untrained model; ValueError if it was made for other weights."""
-    base, upon, tensors = _pretrained(model), config["adapter"]["upon"], load_file(folder / ADAPTER_FILE)
+    base, upon, tensors = _pretrained(model), config["adapter"]["upon"], _read_tensors(folder / ADAPTER_FILE)
     _check_weights(tensors, folder, config)
     if fingerprint(base) != config["adapter"]["base"]:
         raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
@@ -233,7 +238,7 @@ def _pretrained(model: Model) -> dict[str, torch.Tensor]:
 def _encoder_of(adapter: str) -> dict[str, torch.Tensor]:
     """Return what a saved adapter changes in the backbone's weights."""
     folder, config = read_config(adapter)
-    differences = load_file(folder / ADAPTER_FILE)
+    differences = _read_tensors(folder / ADAPTER_FILE)
     _check_weights(differences, folder, config)
     return {name: value for name, value in differences.items() if name.startswith(_ENCODER)}
 

@@ -232,7 +232,7 @@ def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None)
 
 def _copy(model: Any, **arguments: Any) -> Any:
     """Return a function's new model, or a copy of a model with its weights, with these arguments."""
-    make = model.apply_attributes if hasattr(model, "apply_attributes") else model
+    make = model if isinstance(model, type) else getattr(model, "apply_attributes", model)
     return make(**arguments)
 
 

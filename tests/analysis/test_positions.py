@@ -113,7 +113,8 @@ def test_reasons_for_having_no_position():
 
 
 def test_labels_topics_doubles_and_samples():
-    qrels = pd.concat([QRELS.assign(label=[2, 0, 1, -2, 1, 3]), QRELS.head(1)])
+    qrels = QRELS.assign(label=[2, 0, 1, -2, 1, 3])
+    qrels = pd.concat([qrels, qrels.head(1)])
 
     def docnos(**arguments):
         return find(qrels=qrels, **arguments).frame["docno"].tolist()

@@ -139,7 +139,7 @@ def cells(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "stride"), [("MaxP", 150, 100), ("BiEncoder-max", None, 100), ("MaxSim", None, None)]
+    ("name", "size", "stride"), [("MaxP", 150, 100), ("BiEncoder-max", None, None), ("MaxSim", None, None)]
 )
 def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride, cells, monkeypatch):
     words = tiny.WORDS

@@ -263,6 +263,12 @@ def test_weights_of_another_save_are_refused(saved, tmp_path):
         ld.MaxP.load(saved)
 
 
+def test_weights_that_git_lfs_has_not_fetched_are_named(saved):
+    (saved / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ValueError, match=r"model\.safetensors.*git lfs pull"):
+        ld.MaxP.load(saved)
+
+
 def test_wrong_class(saved, tmp_path):
     for other in (ld.FirstP, ld.KMaxP):
         with pytest.raises(ValueError, match=r"MaxP\.load"):

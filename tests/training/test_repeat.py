@@ -292,6 +292,15 @@ def test_seeds(plain_encoder, tmp_path):
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
 
 
+def test_a_class_may_make_the_models(cross_encoder):
+    class Small(ld.MaxP):
+        def __init__(self, *, seed):
+            super().__init__(cross_encoder, window_size=20, stride=10, max_query_len=8, training=RECIPE, seed=seed)
+
+    models = fit_seeds(Small, [0, 1], RUN, QRELS)
+    assert [(model.seed, model.training.seed) for model in models.values()] == [(0, 0), (1, 1)]
+
+
 def test_a_trained_model_keeps_its_start(maxp):
     maxp.fit(RUN, QRELS)
     models = fit_seeds(maxp, [0, 1], RUN, QRELS)
