@@ -268,7 +268,8 @@ def fit_seeds(
     def fits() -> Iterator[_Fit]:
         for seed in map(int, seeds):
             # Another seed would ask for other weights than the trained ones.
-            copy = _copy(model, **({} if getattr(model, "is_trained", False) else {"seed": seed}))
+            is_trained = not isinstance(model, type) and getattr(model, "is_trained", False)
+            copy = _copy(model, **({} if is_trained else {"seed": seed}))
             if hasattr(copy, "recipe"):
                 copy.training = replace(copy.recipe, seed=seed)
             yield _Fit(copy, data, None if folder is None else Path(folder) / f"seed-{seed}")
