@@ -278,7 +278,7 @@ def _lengths(name: str, tokenizer: Any) -> tuple[int, int]:
     for key, is_refused in refused.items():
         if is_refused:
             raise ValueError(f"checkpoint {name!r} has {key}={settings[key]!r}, which BiEncoder cannot apply")
-    longest = longest_of(settings, tokenizer)
+    longest = longest_of(name, settings, tokenizer)
     return settings.get("query_length") or longest, settings.get("document_length") or longest
 
 

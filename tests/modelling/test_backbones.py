@@ -104,7 +104,7 @@ def test_two_labels_score_their_difference(tmp_path, caplog):
     [
         *((["relevant", no], 0) for no in ("irrelevant", "Not relevant", "non-relevant")),
         *((pair, 0) for pair in (["yes", "no"], ["True", "False"], ["POSITIVE", "NEGATIVE"], ["related", "unrelated"])),
-        *((pair, 1) for pair in (["LABEL_0", "LABEL_1"], ["0", "1"], ["not_entailment", "entailment"])),
+        *((pair, 1) for pair in (["LABEL_0", "LABEL_1"], ["0", "1"], ["not_entailment", "entailment"], [0, 1])),
     ],
 )
 def test_the_names_of_two_labels_say_which_is_positive(names, relevant, tmp_path):

@@ -287,6 +287,7 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_refused(tmp_path):
         ),
         ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}),
         ("2_Normalize/config.json", {"module_output_name": "normalized"}),
+        ("tokenizer_config.json", {"truncation_side": "left"}),
     ],
 )
 def test_settings_that_cannot_be_applied_are_refused_by_name(file, values, tmp_path):

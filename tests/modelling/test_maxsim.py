@@ -211,6 +211,7 @@ def test_batch_padding_and_order_change_no_score(name):
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 9}}}, "processing_kwargs"),
         ("sentence_bert_config.json", {"config_args": {"num_hidden_layers": 1}}, "config_args"),
+        ("tokenizer_config.json", {"truncation_side": "left"}, "truncation_side"),
         (
             "sentence_bert_config.json",
             {"query_expansion": {"strategy": "fixed", "length": 200, "attend": True}},

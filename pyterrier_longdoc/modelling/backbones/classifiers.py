@@ -156,7 +156,7 @@ _OPPOSITES = {"yes": "no", "true": "false", "positive": "negative", "pos": "neg"
 _NEGATIONS = ("not", "non", "no", "ir", "un", "in")
 
 
-def relevant_label(names: Mapping[Any, str]) -> int | None:
+def relevant_label(names: Mapping[Any, Any]) -> int | None:
     """Return which of two labels is the positive one by their names; None if they do not tell.
 
     The second one without names, and by transformers' own, "LABEL_0" and "LABEL_1".
@@ -166,14 +166,14 @@ def relevant_label(names: Mapping[Any, str]) -> int | None:
         0
     """
     ordered = [name for _, name in sorted(names.items())] if len(names) == 2 else ["0", "1"]
-    words = ["".join(filter(str.isalnum, name.lower())) for name in ordered]
+    words = ["".join(filter(str.isalnum, str(name).lower())) for name in ordered]
     for label, word in enumerate(words):
         if words[1 - label] in (_OPPOSITES.get(word), *(negation + word for negation in _NEGATIONS)):
             return label
     return None
 
 
-def one_logit(final: nn.Linear, names: Mapping[Any, str] | None = None) -> nn.Linear:
+def one_logit(final: nn.Linear, names: Mapping[Any, Any] | None = None) -> nn.Linear:
     """Return `Linear(H, 1)` with a bias; of two logits the relevant label's less the other, as log p(relevant) ranks.
 
     `names` are those of the labels, see `relevant_label`.

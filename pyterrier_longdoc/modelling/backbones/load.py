@@ -415,7 +415,7 @@ def load_fast_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def _check_labels(name: str, labels: int, names: Mapping[Any, str] | None) -> None:
+def _check_labels(name: str, labels: int, names: Mapping[Any, Any] | None) -> None:
     if labels > 2:
         raise ValueError(f"checkpoint {name!r} is a classifier with {labels} labels, but a reranker needs one or two")
     if labels == 2 and names is not None:  # of a head that is taken over

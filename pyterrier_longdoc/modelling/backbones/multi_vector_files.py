@@ -98,7 +98,7 @@ def _read_modules(
         problem = f"begins with a {kinds[0]}, a chat template or processing_kwargs"
         raise ValueError(f"checkpoint {name!r} {problem}: MaxSim needs a Transformer without them")
     lengths = {**_pylate_lengths(general), **config} if is_pylate else config
-    longest = longest_of(config, tokenizer)
+    longest = longest_of(name, config, tokenizer)
     expansion = lengths.get("query_expansion") or {}
     is_fixed, attends = expansion.get("strategy") == "fixed", expansion.get("attend", False)
     settings: dict[str, Any] = {

@@ -300,8 +300,16 @@ def transformer_settings(name: str) -> dict[str, Any]:
     return settings
 
 
-def longest_of(settings: dict[str, Any], tokenizer: Any) -> int:
-    """Return the most tokens of an input by the settings of a Transformer module; a huge number for no limit."""
+def longest_of(name: str, settings: dict[str, Any], tokenizer: Any) -> int:
+    """Return the most tokens of an input by the settings of a Transformer module; a huge number for no limit.
+
+    ValueError if a longer input would lose its beginning.
+    """
+    if tokenizer.truncation_side != "right":
+        raise ValueError(
+            f"checkpoint {name!r} has truncation_side={tokenizer.truncation_side!r} in tokenizer_config.json, which "
+            f"cannot be applied: a window here keeps the beginning of a long text"
+        )
     arguments = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
     # Versions of sentence-transformers from 5.4 on store this length in the tokenizer alone.
     return int(arguments.get("model_max_length") or settings.get("max_seq_length") or tokenizer.model_max_length)
