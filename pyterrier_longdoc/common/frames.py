@@ -149,19 +149,39 @@ def documents_of(
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
-    """Return the rows with text columns from a text loader, or from a dataset or an index that has one."""
+    """Return the rows with text columns from a text loader, or from a dataset or an index that has one.
+
+    A loader of a dataset or an index gets each docno once, as a string, and nothing else: Terrier's prefers the column
+    `docid`, which may be another index's or have gaps. Any other loader gets all rows and columns.
+    """
     loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     rows = inp.reset_index(drop=True)
+    if loader is text_loader and not _looks_up(loader):
+        return _loaded(rows, fields, loader)
+    docnos = as_strings(rows["docno"])
+    documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, loader)
+    places = pd.Index(documents["docno"]).get_indexer(docnos)
+    return rows.assign(**{name: documents[name].array.take(places) for name in fields})
+
+
+def _looks_up(loader: Any) -> bool:
+    """Tell whether a loader is Terrier's, ir_datasets' or this package's, which find texts by their docnos alone."""
+    package, name = type(loader).__module__.split(".")[0], type(loader).__name__
+    return package in ("pyterrier", __name__.split(".")[0]) and name.endswith("TextLoader")
+
+
+def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
+    """Return what a loader makes of rows; ValueError if these are not the same rows, with the fields."""
     try:
         frame: pd.DataFrame = loader(rows)
     except Exception as error:
         if "ArrayIndexOutOfBoundsException" not in str(error):  # Terrier's for the place of a docno that it lacks
             raise
-        problem = f"text_loader {text_loader!r} has no document {_first_unloadable(loader, rows)!r}"
+        problem = f"text_loader {loader!r} has no document {_first_unloadable(loader, rows)!r}"
         raise ValueError(f"{problem}: take the index of the candidates, or leave the row out") from error
     absent = [name for name in fields if name not in frame.columns]
-    missing = inp["docno"][~inp["docno"].isin(frame["docno"])].unique().tolist()
-    if absent or missing or frame["docno"].tolist() != inp["docno"].tolist():
+    missing = rows["docno"][~rows["docno"].isin(frame["docno"])].unique().tolist()
+    if absent or missing or frame["docno"].tolist() != rows["docno"].tolist():
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
         raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame

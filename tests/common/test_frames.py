@@ -1,4 +1,4 @@
-"""Judgements that contradict each other: one error, wherever they are given."""
+"""What loaders of texts are asked for. Judgements that contradict each other: one error, wherever they are given."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc import analysis
-from pyterrier_longdoc.common.frames import relevance_of
+from pyterrier_longdoc.common.frames import relevance_of, with_text
 from pyterrier_longdoc.data import FolderDataset, from_passage_qrels, read_far_relevant
+from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, fit_seeds, k_fold_fit, make_groups
+
+from ..support import terrier
 
 TOPICS = pd.DataFrame({"qid": ["q1", "q2"], "query": ["a cat", "a dog"]})
 PAIRS = [(qid, docno) for qid in TOPICS["qid"] for docno in ("d1", "d2", "d3")]
@@ -97,3 +100,62 @@ def test_a_judgement_that_stands_there_twice_counts_once():
         ),
     ):
         assert call(twice) == call(QRELS)
+
+
+# Texts.
+
+ROWS = pd.DataFrame({"qid": [1, 1, 2, 2], "query": "a cat", "docno": [7, 8, 7, 7], "docid": [0, 1, float("nan"), 2]})
+
+
+class Asked:
+    """A loader that keeps what it is asked for, and what has such a loader."""
+
+    def __init__(self):
+        self.frames = []
+        self.loader = pt.apply.generic(self.load)
+
+    def load(self, frame):
+        self.frames.append(frame.copy())
+        return frame.assign(text="text of " + frame["docno"].astype(str))
+
+    def text_loader(self, fields):
+        return self.loader
+
+
+def test_the_loader_of_a_dataset_or_an_index_gets_each_docno_once_as_a_string():
+    asked = Asked()
+    loaded = with_text(ROWS, ["text"], asked)
+    assert [frame.to_dict("list") for frame in asked.frames] == [{"docno": ["7", "8"]}]
+    assert loaded["text"].tolist() == ["text of 7", "text of 8", "text of 7", "text of 7"]
+    pd.testing.assert_frame_equal(loaded.drop(columns="text"), ROWS)
+
+
+def test_any_other_loader_gets_all_rows_and_columns():
+    asked = Asked()
+    with_text(ROWS, ["text"], asked.loader)
+    pd.testing.assert_frame_equal(asked.frames[0], ROWS)
+
+
+def test_a_text_loader_of_a_collection_gets_each_docno_once(monkeypatch):
+    frames, transform = [], TextLoader.transform
+    monkeypatch.setattr(TextLoader, "transform", lambda self, inp: frames.append(inp) or transform(self, inp))
+    loader = TextLoader({docno: {"text": f"text of {docno}"} for docno in ("7", "8")}, ["text"])
+    loaded = with_text(ROWS, ["text"], loader)
+    assert [frame.to_dict("list") for frame in frames] == [{"docno": ["7", "8"]}]
+    assert loaded["text"].tolist() == ["text of 7", "text of 8", "text of 7", "text of 7"]
+
+
+LOADERS = {"index": lambda index: index, "loader": lambda index: index.text_loader("text")}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("docids", [[3, 2, 1], [None, 1, None]], ids=["of another index", "with gaps"])
+def test_texts_of_a_terrier_index_are_those_of_the_docnos_whatever_the_docids(docids, loader, terrier_index):
+    rows = pd.DataFrame({"qid": "1", "query": "dog", "docno": ["d1", "d3", "d1"], "docid": docids})
+    loaded = with_text(rows, ["text"], LOADERS[loader](terrier_index))
+    assert loaded["text"].tolist() == [terrier.DOCUMENTS[docno] for docno in rows["docno"]]
+
+
+def test_no_rows_get_no_text_from_a_terrier_index(terrier_index):
+    rows = pd.DataFrame({"qid": [], "query": [], "docno": []}, dtype=str)
+    assert with_text(rows, ["text"], terrier_index).columns.tolist() == ["qid", "query", "docno", "text"]
