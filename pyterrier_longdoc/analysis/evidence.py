@@ -12,7 +12,17 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import TextField, as_strings, check_columns, check_windows, field_names, keys_of, strings, texts_of
+from ..common.frames import (
+    TextField,
+    as_strings,
+    check_columns,
+    check_windows,
+    field_names,
+    keys_of,
+    strings,
+    texts_of,
+    with_windows_in,
+)
 from ..experiment.significance import Statistics, compare, correct, resampled_means
 from ..modelling.preselection import BM25Windows, TextPairs
 from ..modelling.tokens import TokenizedText
@@ -115,6 +125,10 @@ def evidence_recall(
     check_columns(first, ["query", *(fields if text_loader is None else ())], "results (or give text_loader=)")
     rows, records = first[[pair in pairs for pair in keys_of(first)]], []
     texts, queries = texts_of(rows, fields, text_loader), strings(rows["query"], "query")
+    text_of = dict(zip(keys_of(rows), texts, strict=True))
+    for name, frame in frames.items():
+        found = frame[[pair in pairs for pair in keys_of(frame)]]
+        ranked[name] = _best_first(with_windows_in(found, map(text_of.__getitem__, keys_of(found))), name, text_field)
     for (qid, docno), query, text in zip(keys_of(rows), queries, texts, strict=True):
         windows = {name: of_pair[qid, docno] for name, of_pair in ranked.items()}
         records += [{"qid": qid, "docno": docno, **row} for row in _rows(windows, gold_of[qid, docno], query, text, ks)]

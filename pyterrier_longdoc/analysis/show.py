@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import TextField, as_strings, check_columns, check_windows, field_names, texts_of
+from ..common.frames import TextField, as_strings, check_columns, check_windows, field_names, texts_of, with_windows_in
 from ..common.language import counted
 
 SHADES = {"score": "window_scores", "weight": "window_weights"}
@@ -180,8 +180,7 @@ def show(
         An object that a notebook shows as HTML, without scripts, and that prints as text.
 
     Raises:
-        ValueError: if a column is missing, the results are not of one query, or windows end after the text, which the
-            model then has not read (another text of this length goes unnoticed).
+        ValueError: if a column is missing, the results are not of one query, or the windows are those of another text.
 
     Example:
         `ld.show((bm25 >> ld.MaxP(explain=True)).search("draw a pie chart"))`.
@@ -199,7 +198,8 @@ def show(
     rows = rows.sort_values("rank", kind="stable")
     top_rows = rows.head(documents)
     texts = texts_of(top_rows, fields, text_loader)
-    views = [_shown_document(row, text) for row, text in zip(top_rows.to_dict("records"), texts, strict=True)]
+    shown = with_windows_in(top_rows, texts).to_dict("records")
+    views = [_shown_document(row, text) for row, text in zip(shown, texts, strict=True)]
     qid, wording = map(str, rows.iloc[0][["qid", "query"]])
     return ShownRanking(qid, wording, views, len(rows) - len(views), by, characters)
 

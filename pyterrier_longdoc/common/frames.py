@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,6 +88,51 @@ def check_windows(results: pd.DataFrame, text_field: TextField, repeat: TextFiel
             else "texts that Evidence or Passages has replaced"
         )
         raise ValueError(f"the windows in the results are those of {whose}")
+
+
+def digest_of_text(text: Text) -> str:
+    """Return a fingerprint of the text that is cut into windows; white space at its end changes neither."""
+    return blake2b(as_document(text).text.rstrip().encode(), digest_size=8).hexdigest()
+
+
+def with_windows_in(results: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:
+    """Return explained results whose windows are in these texts, one for each row.
+
+    Windows of a passage are moved to where `passage_span` says that it is in the text. Raise ValueError for windows of
+    another text.
+    """
+    if "window_digest" not in results:
+        return results
+    spans = results["passage_span"] if "passage_span" in results else [None] * len(results)
+    rows = zip(results["docno"], results["window_digest"], spans, texts, strict=True)
+    shifts = np.array([_shift(*row) for row in rows], dtype="int64")
+    if not shifts.any():
+        return results
+    moved = {name: results[name] + shifts for name in ("best_start", "best_end") if name in results}
+    for name, ends in (("window_spans", slice(0, 2)), ("term_places", slice(1, 3))):
+        if name in results:
+            values = [_moved(*row, ends) for row in zip(results[name], shifts.tolist(), strict=True)]
+            moved[name] = pd.Series(values, index=results.index, dtype=object)
+    return results.assign(**moved)
+
+
+def _shift(docno: Any, digest: Any, span: Any, text: str) -> int:
+    """Return the character at which the text that the windows are of begins in a text."""
+    if not isinstance(digest, str) or digest_of_text(text) == digest:  # no string: a row of a union, without windows
+        return 0
+    if np.ndim(span) and digest_of_text(text[slice(*span)]) == digest:
+        return int(span[0])
+    raise ValueError(
+        f"the windows of {docno!r} are those of another text, such as a passage of it: give the text that the reranker "
+        f"has read, or cut passages with ld.Passages(), which says where they are"
+    )
+
+
+def _moved(parts: Any, shift: int, ends: slice) -> Any:
+    """Return spans, or tuples with a span at `ends`, so many characters further on."""
+    if not shift or not np.ndim(parts):
+        return parts
+    return [(*part[: ends.start], *(int(end) + shift for end in part[ends]), *part[ends.stop :]) for part in parts]
 
 
 def validated(
@@ -249,6 +295,7 @@ EXPLANATION = (
     "term_places",
     "window_tokenizer",
     "window_field",
+    "window_digest",
 )
 """The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.files import write_lines
-from ..common.frames import as_strings, labels_of, texts_of, window_fields
+from ..common.frames import as_strings, labels_of, texts_of, window_fields, with_windows_in
 from ..common.presentation import Presented
 from ..common.restoring import restoring
 from ..common.runs import stages_of
@@ -274,10 +274,12 @@ def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:
     fields = window_fields(model.text_field, getattr(model, "repeat", None))
     if not {"window_scores", *(fields if model.text_loader is None else ())} <= set(frame.columns):
         return None
-    if (frame.get("window_field", pd.Series()) == "").any():  # windows are of an earlier text
+    texts, rows = texts_of(frame, fields, model.text_loader), []
+    try:
+        frame = with_windows_in(frame, texts)
+    except ValueError:  # windows are of an earlier text
         return None
-    rows = []
-    for row, text in zip(frame.to_dict("records"), texts_of(frame, fields, model.text_loader), strict=True):
+    for row, text in zip(frame.to_dict("records"), texts, strict=True):
         scores, weights = row["window_scores"], row["window_weights"]
         best, start, end = int(np.argmax(scores)), row["best_start"], row["best_end"]
         weight = np.nan if weights is None else weights[best]

@@ -12,6 +12,7 @@ import numpy as np
 from ..common.arguments import argument, check_type
 from ..common.coverage import Explanation, Scored
 from ..common.files import full_path
+from ..common.frames import Text
 from ..common.store import ArrayStore
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
@@ -115,10 +116,12 @@ class MaxSim(SeparateReranker):
         finally:
             STORE.reset(token)  # whoever uses the model without this class has exact vectors
 
-    def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+    def _explanation_columns(
+        self, explanations: list[Explanation], texts: Sequence[Text]
+    ) -> dict[str, list[Any] | np.ndarray]:
         """See the base class; with the place of each query token's maximum."""
         places = [explanation.term_places for explanation in explanations]
-        return {**super()._explanation_columns(explanations), "term_places": places}
+        return {**super()._explanation_columns(explanations, texts), "term_places": places}
 
 
 @dataclass(frozen=True)

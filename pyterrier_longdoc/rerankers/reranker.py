@@ -31,6 +31,7 @@ from ..common.frames import (
     Text,
     TextField,
     TruncationWarning,
+    digest_of_text,
     documents_of,
     is_blank,
     strings,
@@ -147,7 +148,7 @@ class Reranker(Presented, pt.Transformer):
             joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
             window with the highest score), `term_scores` (the share of each query token in the score, None for models
             that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words), `window_field` (the text
-            column(s) without `repeat`).
+            column(s) without `repeat`), `window_digest` (a fingerprint of the text that was cut).
         trust_remote_code: run modelling code from the backbone's checkpoint.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
         seed: of random first weights, of the choice of windows and, if the recipe has none, of the training.
@@ -365,7 +366,7 @@ class Reranker(Presented, pt.Transformer):
         """
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **(self._explanation_columns([]) if self.explain else {}))
+            return with_scores(inp, [], **(self._explanation_columns([], []) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), self.documents(inp)
         if self.verbose:
             with work_bar(type(self).__name__, " characters", shown=True) as bar:
@@ -382,10 +383,12 @@ class Reranker(Presented, pt.Transformer):
         if coverage.cut or coverage.windows_cut:
             self.warn_of_cuts(coverage)
         warn_of_empty(self, coverage, inp, map(is_blank, texts))
-        columns = self._explanation_columns(scored.explanations) if self.explain else {}
+        columns = self._explanation_columns(scored.explanations, texts) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
 
-    def _explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+    def _explanation_columns(
+        self, explanations: list[Explanation], texts: Sequence[Text]
+    ) -> dict[str, list[Any] | np.ndarray]:
         """Return the columns that `explain` adds."""
         best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
         tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if explanations else ""
@@ -399,6 +402,7 @@ class Reranker(Presented, pt.Transformer):
             "term_scores": [explanation.term_scores for explanation in explanations],
             "window_tokenizer": [tokenizer] * len(explanations),
             "window_field": [field] * len(explanations),
+            "window_digest": list(map(digest_of_text, texts)),
         }
 
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:

@@ -285,6 +285,68 @@ def test_texts_that_are_evidence_need_new_windows(results):
         assert all(part in whole for part in text.split(" [...] "))
 
 
+def best_passages(**passages):
+    """The best passage of two documents, explained, and the texts of the documents."""
+    texts = {"a": " ".join(tiny.WORDS), "b": " ".join(reversed(tiny.WORDS))}
+    results = pd.DataFrame({"qid": "1", "query": "red fish", "docno": list(texts), "text": list(texts.values())})
+    model = make("MaxP", explain=True, window_size=6, stride=6)
+    cut = ld.Passages(ld.SlidingWindows(15, 15), **passages)
+    return (cut >> model >> pt.text.max_passage())(results), texts
+
+
+def of_documents(best, texts):
+    return best.assign(text=best["docno"].map(texts))
+
+
+def test_windows_of_a_passage_are_moved_to_their_place_in_the_document():
+    best, texts = best_passages()
+    assert max(start for start, _ in best["passage_span"]) > 0
+    passages, documents = evidence(best, 10), evidence(of_documents(best, texts), 10)
+    assert passages["text"].tolist() == documents["text"].tolist() != ["", ""]
+    for row in documents.itertuples():
+        assert " [...] ".join(texts[row.docno][slice(*span)] for span in row.evidence_spans) == row.text
+
+
+def test_what_is_shown_of_a_passage_stands_at_its_place_in_the_document():
+    best, texts = best_passages()
+    passages, documents = ld.show(best).documents, ld.show(of_documents(best, texts)).documents
+    for passage, document in zip(passages, documents, strict=True):
+        windows = [[shown.text[slice(*span)] for span in shown.spans] for shown in (passage, document)]
+        assert windows[0] == windows[1]
+
+
+def test_gold_text_is_found_in_windows_of_a_passage():
+    best, texts = best_passages()
+    start, _ = best.loc[best["docno"] == "b", "passage_span"].item()
+    gold = pd.DataFrame({"qid": ["1"], "docno": "b", "start": start, "end": start + 1})
+    recall = ld.evidence_recall(of_documents(best, texts), gold, k=3)  # all windows of the passage
+    assert recall.values["model"].tolist() == [1.0] * len(recall.values)
+    elsewhere = 0 if start else len(texts["b"]) - 1
+    recall = ld.evidence_recall(of_documents(best, texts), gold.assign(start=elsewhere, end=elsewhere + 1), k=3)
+    assert recall.values["model"].tolist() == [0.0] * len(recall.values)
+
+
+def test_windows_of_a_passage_of_which_nothing_says_the_place_are_refused():
+    best, texts = best_passages()
+    documents = of_documents(best, texts).drop(columns="passage_span")
+    for reads in (evidence, ld.show, lambda frame: ld.evidence_recall(frame, frame.assign(start=0, end=1))):
+        with pytest.raises(ValueError, match=r"the windows of '[ab]' are those of another text"):
+            reads(documents)
+    titled, texts = best_passages(text_field=("text", "docno"), repeat="docno")
+    with pytest.raises(ValueError, match=r"the windows of '[ab]' are those of another text"):
+        evidence(of_documents(titled, texts))
+
+
+def test_windows_of_pyterrier_s_passages_are_refused_in_the_document():
+    texts = {"a": " ".join(tiny.WORDS)}
+    results = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": list(texts.values())})
+    sliding = pt.text.sliding(text_attr="text", length=15, stride=15, prepend_attr=None)
+    best = (sliding >> make("MaxP", explain=True) >> pt.text.max_passage())(results)
+    assert set(evidence(best)["text"].item()) > set("aeio")
+    with pytest.raises(ValueError, match="the windows of 'a' are those of another text"):
+        evidence(of_documents(best, texts))
+
+
 def test_windows_that_a_selector_left_out_are_not_handed_on(results):
     model = make("MaxP", explain=True, preselect=ld.BM25Windows(1))
     out = (model >> ld.Evidence(500))(results)

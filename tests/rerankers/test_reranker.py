@@ -355,7 +355,13 @@ def test_explanations(loaded, name, results):
     out = explaining(results)
     np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-5)
     columns = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "term_scores")
-    added = {*columns, "window_tokenizer", "window_field", *(["term_places"] if name == "MaxSim" else [])}
+    added = {
+        *columns,
+        "window_tokenizer",
+        "window_field",
+        "window_digest",
+        *(["term_places"] if name == "MaxSim" else []),
+    }
     assert set(out.columns) - set(results.columns) == added
     assert list(explaining(results.iloc[:0]).columns) == list(out.columns)
     for frame in (out, explaining(results.iloc[:0])):
