@@ -20,6 +20,7 @@ from ..common.identity import differences, identify
 from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.registry import OWN_CODE
 from ..common.warnings import warn
+from ..data.collection import TextLoader
 from .reranker import CrossEncoder
 from .saved import CALIBRATION, write
 
@@ -163,6 +164,9 @@ class Calibrated(Presented, pt.Estimator):
 
 def _scored_by(model: Any) -> Any:
     """Return what a model's scores depend on besides texts, machine and precision; None if nobody can tell."""
+    if isinstance(model, pt.Compose):
+        stages = [stage for stage in model if not isinstance(stage, TextLoader)]
+        model = stages[0] if len(stages) == 1 else pt.Compose(*stages)
     is_ours = isinstance(model, Presented) and hasattr(model, "describe")
     try:
         # Without `identify` where possible, as that reads all texts of a text loader.

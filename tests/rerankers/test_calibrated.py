@@ -15,6 +15,7 @@ from scipy.special import expit
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import papers_of_pipeline
 from pyterrier_longdoc.common.identity import identify
+from pyterrier_longdoc.data.collection import TextLoader
 
 from ..support import tiny
 from ..support.systems import QRELS, QUIET, make
@@ -175,6 +176,20 @@ def test_precision_and_texts_are_no_part_of_a_calibrated_model():
     model.model.dtype, model.model.batch_size = "bfloat16", 3
     model.model.text_loader = pt.apply.text(lambda row: "cat")
     np.testing.assert_allclose(model(TEXTS)["probability"], expected, atol=0.1)
+
+
+def test_texts_of_a_loader_before_a_model_are_no_part_of_it():
+    model, frame, qrels = fitted()
+
+    def loader(text):
+        return TextLoader({docno: {"docno": docno, "text": text} for docno in TEXTS["docno"]}, ["text"])
+
+    pipeline = ld.Calibrated(loader("cat") >> model.model).fit(frame, qrels)
+    pipeline.model = loader("dog") >> model.model
+    assert pipeline(TEXTS)["probability"].between(0, 1).all()
+    model.model.max_doc_len = 3
+    with pytest.raises(ValueError, match=r"changed since fit, in .*max_doc_len"):
+        pipeline(TEXTS)
 
 
 def test_pipelines_and_identities(results):
