@@ -172,8 +172,8 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
 def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
     if not hasattr(type(model), "model") or getattr(model, "is_external", False):
         return f"{type(model).__name__} does not say what its backbone is"
-    if getattr(model, "runtime", "torch") not in ("torch", "compile"):
-        return f"runtime={model.runtime!r} has its own"
+    if model.model.settings.runtime != "torch":
+        return f"runtime={model.model.settings.runtime!r} has its own"
     backbone = model.model.encoder.backbone
     default = getattr(backbone.config, "_attn_implementation", None)
     if default == implementation:

@@ -75,6 +75,7 @@ class Coverage:
             not count; tokens in several windows, or of a text with several queries, count each time.
         tokens_computed: `tokens_encoded` and the padding of batches and layouts.
         dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
+        runtime: the library that computed the backbone, `"torch"` or `"openvino"`; None where there is no backbone.
         rows: rows of the frame; in `fit` with a `text_loader`, the rows that were drawn.
         rows_without_text: rows without text: None, NaN or no visible character in all text columns.
         rows_without_query: rows without a query.
@@ -95,6 +96,7 @@ class Coverage:
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
+    runtime: str | None = field(default=None, compare=False)
     rows: int = field(default=0, compare=False)
     rows_without_text: int = field(default=0, compare=False)
     rows_without_query: int = field(default=0, compare=False)
@@ -105,11 +107,11 @@ class Coverage:
         """Add the counts of several runs; a query of several runs counts in each."""
         sums = cls()
         for part in parts:
-            for name in (f.name for f in fields(cls) if f.name not in ("dtype", "cut")):
+            for name in (f.name for f in fields(cls) if f.name not in ("dtype", "runtime", "cut")):
                 setattr(sums, name, getattr(sums, name) + getattr(part, name))
             for argument, tokens in part.cut.items():
                 sums.add_cut(argument, tokens)
-            sums.dtype = sums.dtype or part.dtype
+            sums.dtype, sums.runtime = sums.dtype or part.dtype, sums.runtime or part.runtime
         return sums
 
     @property
@@ -148,7 +150,7 @@ class Coverage:
             self.cut[argument] = self.cut.get(argument, 0) + tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all counts, the precision, and the three ratios, by name: one row of a table."""
+        """Return all counts, precision and runtime, and the three ratios, by name: one row of a table."""
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
@@ -178,7 +180,7 @@ class Coverage:
             )
         if self.tokens_computed:
             padding = f"{percent(self.padding)} of them padding"
-            parts.append(f"{self.tokens_computed} tokens computed in {self.dtype}, {padding}")
+            parts.append(f"{self.tokens_computed} tokens computed by {self.runtime} in {self.dtype}, {padding}")
         return "; ".join(parts)
 
 
@@ -190,8 +192,8 @@ def in_words(cut: Mapping[str, int]) -> str:
 class Account:
     """Counts the text that a run or a training reads: each query, and each pair of a query and a text, once."""
 
-    def __init__(self, dtype: str | None = None) -> None:
-        self.coverage = Coverage(dtype=dtype)
+    def __init__(self, dtype: str | None = None, runtime: str | None = None) -> None:
+        self.coverage = Coverage(dtype=dtype, runtime=runtime)
         self._pairs: set[int] = set()  # hashes: augmented texts are as many as draws
         self._queries: dict[str, int] = {}  # the most tokens of each that any text left unread
 

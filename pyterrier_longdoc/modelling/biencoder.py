@@ -85,7 +85,11 @@ class EmbeddingEncoder(WindowEncoder):
         lengths = self.shared.settings
         super().use(within_lengths(settings, self.input_format, lengths.query_length, lengths.document_length))
 
+    def make_runtime(self, name: str | None) -> Any:
+        return self.shared.runtimes.setdefault(name, super().make_runtime(name))
+
     def refresh(self) -> None:
+        super().refresh()
         self.shared.forget_if_changed(self)
 
     def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
@@ -112,7 +116,7 @@ class EmbeddingEncoder(WindowEncoder):
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
-        key = (form, self.pooling, self.similarity, current_dtype(self.device), self.device.type)
+        key = (form, self.pooling, self.similarity, current_dtype(self.device), self.device.type, self.settings.runtime)
         embeddings = map_distinct(sequences, lambda distinct: self.shared.cache.through(key, distinct, embed))
         return torch.from_numpy(np.stack(embeddings)).to(self.device)
 
@@ -165,6 +169,7 @@ class SharedEncoder:
         self.settings = settings
         self.cache = EmbeddingCache()
         self.tokens = TokenCache()
+        self.runtimes: dict[str | None, Any] = {}
         self._weights = WeightsWatch()
 
     def forget_if_changed(self, encoder: nn.Module) -> None:

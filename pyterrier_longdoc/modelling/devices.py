@@ -47,7 +47,7 @@ def check_device(device: Any) -> None:
 def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
     """Return the named precision; for None, bfloat16 on a GPU that has it, else float32; `"fastest"` on a CPU, too."""
     if dtype == FASTEST or (dtype is None and device.type != "cpu"):
-        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
     return _PRECISIONS[dtype or "float32"]
 
 
@@ -72,7 +72,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _has_bfloat16(device: torch.device) -> bool:
+def has_bfloat16(device: torch.device) -> bool:
     """Tell whether a device multiplies matrices in bfloat16 by its own instructions: emulation is slow."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -24,7 +24,7 @@ from .backbones.load import Backbone, build_backbone
 from .backbones.t5 import FirstStep
 from .heads.base import WarmStart
 from .inputs import Encoded, InputFormat, Matches, Pairs, QueryStates, Settings, WindowBatch, to_dense
-from .runtimes import BackboneRuntime
+from .runtimes import OpenVinoRuntime, TorchRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class WindowEncoder(nn.Module):
     Attributes:
         input_format: how the backbone reads a query and a window, before `use`.
         affordable_tokens: a limit on the tokens of a pass, set when memory runs out.
-        runtime: what computes the backbone.
+        runtime: computes the backbone when it scores.
         settings: what is read and how it is computed, after `use`.
         format: how a query and a window become an input, after `use`.
     """
@@ -69,6 +69,8 @@ class WindowEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     reads_text = False
     """Whether it reads texts in place of token ids."""
+    is_exported = True
+    """Whether another runtime than torch can compute its backbone."""
     vectors_of: Any = None
     """How tokens get vectors that are compared, see `TokenVectors`; None where they get none."""
 
@@ -88,7 +90,7 @@ class WindowEncoder(nn.Module):
         self.state_size = backbone.state_size
         self.input_format: Any = None if backbone.tokenizer is None else self.make_format(backbone)
         self.affordable_tokens = sys.maxsize
-        self.runtime = BackboneRuntime()
+        self.runtime: TorchRuntime | OpenVinoRuntime = TorchRuntime()
 
     def make_format(self, backbone: Backbone) -> InputFormat:
         """Return how the backbone reads a query and a window."""
@@ -102,8 +104,13 @@ class WindowEncoder(nn.Module):
 
     def use(self, settings: Settings) -> None:
         """Encode by these settings from now on; ValueError if they do not fit this backbone."""
-        self.runtime.use(settings.runtime, self.backbone)
+        if settings.runtime != self.runtime.name:
+            self.runtime = self.make_runtime(settings.runtime)
         self.settings, self.format = self.input_format.fit(settings)
+
+    def make_runtime(self, name: str | None) -> TorchRuntime | OpenVinoRuntime:
+        """Return the runtime of this name."""
+        return OpenVinoRuntime() if name == "openvino" else TorchRuntime()
 
     def check_needs(self, needs: str) -> None:
         """Raise ValueError if a head needs states that the backbone does not have in one width."""
@@ -120,8 +127,7 @@ class WindowEncoder(nn.Module):
 
     def refresh(self) -> None:
         """Forget, at the start of a run, the results of other weights."""
-        if self.settings.runtime != "torch":
-            self.runtime.begin(self.backbone)
+        self.runtime.begin(self.backbone)
 
     def take_over(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
         """Return what a head can take over from the checkpoint."""
@@ -299,10 +305,7 @@ class WindowEncoder(nn.Module):
         inputs |= self.rules.extra_inputs(batch, rows, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier_states, self.rules.pass_context(self.backbone, length):
-            if self.runtime.name != "torch":
-                last_states = self.runtime(self.backbone, inputs)
-            else:
-                last_states = self.backbone(**inputs).last_hidden_state
+            last_states = self.runtime(self.backbone, inputs)
         return (*earlier_states, last_states), mask, mask.numel()
 
     @contextmanager

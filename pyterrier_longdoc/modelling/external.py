@@ -98,6 +98,7 @@ class ExternalEncoder(nn.Module):
 
     block_characters = BLOCK_CHARACTERS
     reads_text = True
+    is_exported = False
 
     settings: Settings
 

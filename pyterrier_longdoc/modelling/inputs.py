@@ -41,7 +41,7 @@ class Settings:
             device's default.
         device: where the weights are.
         dtype: precision of the encoder when it scores; heads always work in fp32.
-        runtime: what computes the backbone when it scores, see `runtimes.py`.
+        runtime: the library that computes the backbone when it scores; None until a model has chosen one.
         token_pooling: how many tokens of a window share a vector, in `MaxSim`; None for what the checkpoint says.
     """
 
@@ -57,7 +57,7 @@ class Settings:
     max_batch_tokens: int | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
-    runtime: str = "torch"
+    runtime: str | None = None
     token_pooling: float | None = None
 
     def __post_init__(self) -> None:

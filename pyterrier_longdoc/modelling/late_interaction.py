@@ -53,6 +53,7 @@ class SeparateEncoder(WindowEncoder):
         return nn.Identity()
 
     def refresh(self) -> None:
+        super().refresh()
         self._forget_if_changed(contents=True)
 
     def _forget_if_changed(self, *, contents: bool) -> None:
@@ -69,7 +70,7 @@ class SeparateEncoder(WindowEncoder):
             return self._encode_distinct(distinct, form, coverage)
 
         def look_up(distinct: list[np.ndarray]) -> list[torch.Tensor]:
-            key = (replace(form, query_format=None), current_dtype(self.device), self.training)
+            key = (replace(form, query_format=None), current_dtype(self.device), self.settings.runtime, self.training)
             arrays = self.remembered(key, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
             return [torch.from_numpy(array).to(self.device).float() for array in arrays]
 

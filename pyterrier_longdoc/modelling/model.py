@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +27,7 @@ from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, InputFormat, Pairs, Settings
 from .layout import layout_name, longest_first
 from .preselection import TextPairs
+from .runtimes import choose_runtime
 from .templates import with_trail
 from .tokens import Span, TokenCache, TokenizedText, tokenize_documents
 from .weights import HeadSpec, WeightsWatch, fingerprint, seeded_head, warm_start
@@ -179,7 +180,7 @@ class Model(nn.Module):
     Attributes:
         settings: the settings, with windows that fit into the backbone.
         format: how a query and a window become an input.
-        precision: the name of the encoder's precision; None if nothing is computed here.
+        computed_in: the precision and the runtime of the backbone; both None if nothing is computed here.
         ready: whether the scores make sense without training.
         trained: whether the weights are from `fit` or `load`, so that they must not be lost.
         started: whether the weights are from another model: then `fit` goes on from them silently.
@@ -253,13 +254,15 @@ class Model(nn.Module):
     def use(self, settings: Settings) -> None:
         """Read and compute by these settings from now on; the weights move to their device."""
         self.encoder.check_needs(self.head.needs)
-        self.encoder.use(settings)
+        how = settings.runtime, self.encoder, self.head.needs, settings.device, settings.dtype
+        self.encoder.use(replace(settings, runtime=choose_runtime(*how)))
         self.settings: Settings = self.encoder.settings
         self.format: InputFormat = self.encoder.format
-        self.precision = None if self.encoder.reads_text else dtype_name(settings.dtype)
+        reads_text = self.encoder.reads_text
+        self.computed_in = (None, None) if reads_text else (dtype_name(settings.dtype), self.settings.runtime)
         self._cutters = Cutters.of(settings, self.settings)
         self.to(settings.device)
-        if self.encoder.reads_text:
+        if reads_text:
             self.double()  # so that a single window's score is the scorer's
 
     @property
@@ -307,7 +310,7 @@ class Model(nn.Module):
         on_block: OnBlock | None = None,
     ) -> Scored:
         """Score R rows for inference; `on_block` is called after each block, for callers that store scores."""
-        account = Account(self.precision)
+        account = Account(*self.computed_in)
         scored = Scored(len(texts), account.coverage)
         self.encoder.refresh()
         waiting = on_block is not None or not getattr(bar, "disable", True)
@@ -334,7 +337,7 @@ class Model(nn.Module):
 
     def coverage_of(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return what `score` of these rows would read, without encoding anything."""
-        account = Account(self.precision)
+        account = Account(*self.computed_in)
         self.encoder.refresh()
         for block, pairs in self.walk(queries, texts, bar=bar):
             account.add(*block.pairs, pairs.readings)
@@ -343,7 +346,7 @@ class Model(nn.Module):
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
         """Let `forward` count what it reads, each query and text once, however often they are drawn."""
-        self._account = Account(dtype)
+        self._account = Account(dtype, "torch")
         try:
             yield self._account.coverage
         finally:

@@ -1,132 +1,150 @@
-"""Ways to compute a backbone other than plain torch: compiled, or exported to OpenVINO.
+"""Runtimes: the libraries that compute a backbone when it scores, torch or, on x86-64 CPUs, OpenVINO.
 
-They are for inference alone. Shapes: V windows of a pass, T tokens, H hidden size.
+Training always uses torch. Shapes: V windows of a pass, T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
-import inspect
+import platform
+import threading
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from ..common.files import import_extra
 from .backbones.architectures import quiet
-from .devices import current_dtype, dtype_name
-from .heads import registered_heads
+from .devices import current_dtype, has_bfloat16
 from .weights import WeightsWatch
 
-RUNTIMES = ("torch", "compile", "openvino")
+RUNTIMES = ("torch", "openvino")
 
 FAMILIES = ("bert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
-"""Architectures whose other forms are tested here. Exports of Longformer and BigBird are wrong at other lengths than
+"""Architectures whose exports are tested here. Exports of Longformer and BigBird are wrong at other lengths than
 that of the export (huggingface/optimum issues 505 and 776)."""
+
+LEAST_WEIGHTS = 5_000_000
+"""Smaller backbones stay on torch by default: their export takes longer than it saves."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest error of an export, relative to the norm of the states. That of a wrong export is about 1."""
-
-_COMPILED_FORMS = 64
-"""Most kinds of passes that are compiled for all models; each architecture has about four per precision."""
 
 Inputs = dict[str, Any]
 Form = Callable[[Inputs], torch.Tensor]
 """Another form of a backbone: from the named inputs of a Hugging Face encoder to its last state `(V, T, H)`."""
 
 
-def check_runtime(runtime: str, device: Any, dtype: str | None) -> None:
+def check_runtime(runtime: str | None, device: Any, dtype: str | None) -> None:
     """Raise ValueError for a device or a precision that a runtime does not support."""
     off_cpu = device is not None and torch.device(device).type != "cpu"
-    if runtime == "openvino" and (off_cpu or dtype not in (None, *map(dtype_name, _TOLERANCE))):
+    if runtime == "openvino" and (off_cpu or dtype == "float16"):
         raise ValueError(
-            f"runtime='openvino' computes on the CPU in float32 or bfloat16, not by device={device!r}, dtype={dtype!r}"
+            f"runtime='openvino' computes on the CPU in float32 or bfloat16, not with device={device!r}, dtype={dtype!r}"
         )
 
 
-def check_last_layer(runtime: str, model: str, one_encoder: bool, head: str) -> None:
-    """Raise ValueError for a model that needs more than the last layer of one encoder: runtimes return no more."""
-    head_class = registered_heads().get(head)
-    if not one_encoder or (head_class is not None and head_class.needs == "all"):
-        raise ValueError(
-            f"runtime={runtime!r} is for models that look at the last layer of one encoder alone (FirstP, MaxP, AvgP, "
-            f"PARADE, NeuralModel1, LongP and so on), which {model} does not: use runtime='torch'"
-        )
-
-
-def default_device(runtime: str) -> str | None:
+def default_device(runtime: str | None) -> str | None:
     """Return the device of a runtime if none is named; None for torch's choice."""
     return "cpu" if runtime == "openvino" else None
 
 
-class BackboneRuntime:
-    """Computes a backbone by torch, compiled, or by OpenVINO, which exports it again when the weights change.
+def choose_runtime(
+    runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype
+) -> str:
+    """Return the runtime for an encoder: the given one, or for None the faster one.
 
-    A compiled form shares the weights, an export has a copy: whoever scores calls `begin` first, which notices every
-    change. Neither is copied or pickled with the model.
+    The choice depends on machine, model and precision alone, so that a score does not depend on the rest of the run.
+
+    Args:
+        runtime: one of `RUNTIMES`, or None.
+        encoder: a window encoder.
+        needs: what the head needs of it.
+        device: where the weights are.
+        dtype: precision of the backbone.
+
+    Raises:
+        ValueError: if the given runtime cannot compute the encoder.
+    """
+    obstacle = _obstacle(encoder, needs)
+    if runtime == "openvino" and obstacle:
+        raise ValueError(f"runtime='openvino' cannot compute this model, because {obstacle}: use runtime='torch'")
+    if runtime is not None or obstacle:
+        return runtime or "torch"
+    is_fast = dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16(device))
+    pays = sum(weight.numel() for weight in encoder.backbone.parameters()) >= LEAST_WEIGHTS
+    available = platform.machine() in ("x86_64", "AMD64") and find_spec("openvino") is not None
+    return "openvino" if device.type == "cpu" and is_fast and pays and available else "torch"
+
+
+def _obstacle(encoder: Any, needs: str) -> str:
+    """Return why OpenVINO cannot compute an encoder, as a clause; "" if it can."""
+    if not encoder.is_exported:
+        return "its encoder is not exported"
+    if needs == "all":
+        return "its head looks at all layers, and exports return the last one"
+    config = encoder.backbone.config
+    if config.model_type not in FAMILIES or getattr(config, "auto_map", None):
+        supported = f"{', '.join(FAMILIES[:-1])} and {FAMILIES[-1]} as transformers has them"
+        return f"its backbone is a {type(encoder.backbone).__name__} ({config.model_type}), and exports are for {supported}"
+    return ""
+
+
+class TorchRuntime:
+    """Computes a backbone with torch."""
+
+    name: ClassVar[str] = "torch"
+
+    def begin(self, backbone: Any) -> None:
+        """Prepare for a run: here, do nothing."""
+
+    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+        """Return the last hidden state `(V, T, H)`."""
+        states: torch.Tensor = backbone(**inputs).last_hidden_state
+        return states
+
+
+class OpenVinoRuntime:
+    """Computes a backbone with OpenVINO, and exports it again when its weights change.
+
+    An export has a copy of the weights: whoever scores calls `begin` first, which notices every change. Exports are
+    neither copied nor pickled with the model. Threads take turns.
     """
 
-    def __init__(self, name: str = "torch") -> None:
-        self.name = name
+    name: ClassVar[str] = "openvino"
+
+    def __init__(self) -> None:
         self._forms: dict[Hashable, Form] = {}
         self._weights = WeightsWatch()
+        self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BackboneRuntime, (self.name,)
-
-    def use(self, name: str, backbone: Any) -> None:
-        """Choose one of `RUNTIMES`; ValueError if it does not support the backbone's architecture."""
-        family = backbone.config.model_type
-        if name != "torch" and (family not in FAMILIES or getattr(backbone.config, "auto_map", None)):
-            raise ValueError(
-                f"runtime={name!r} is for {', '.join(FAMILIES)} as transformers has them, not for "
-                f"{type(backbone).__name__} ({family}): use runtime='torch'"
-            )
-        if name != self.name:
-            self._forget()
-        self.name = name
+        return type(self), ()
 
     def begin(self, backbone: Any) -> None:
         """Forget, at the start of a run, the exports of weights that have changed."""
-        if self.name == "openvino" and self._forms and self._weights.changed(backbone, contents=True):
-            self._forms.clear()
+        with self._lock:
+            if self._forms and self._weights.changed(backbone, contents=True):
+                self._forms.clear()
 
     def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`; in training and with gradients torch computes it."""
-        if torch.is_grad_enabled() or backbone.training:
-            if self.name == "openvino":
-                self._forget()  # a fused optimizer may follow, which leaves the versions of tensors unchanged
-            return backbone(**inputs).last_hidden_state
-        if self.name == "torch":
-            return backbone(**inputs).last_hidden_state
-        if self.name == "compile":
-            return self._form("every pass", lambda: _compiled(backbone))(inputs)
-        # Runs, at whose start `begin` has read all weights, score in inference mode.
-        if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
-            self._forms.clear()
-        # One export for all passes: always with a mask, even without padding, and in the same order.
-        inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
-        names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
-        return self._form((names, dtype), lambda: _exported(backbone, names, dtype))(inputs)
-
-    def _form(self, key: Hashable, make: Callable[[], Form]) -> Form:
-        if key not in self._forms:
-            self._forms[key] = make()
-        return self._forms[key]
-
-    def _forget(self) -> None:
-        self._forms.clear()
-        self._weights.forget()
-
-
-def _compiled(backbone: Any) -> Form:
-    # All models of a process share torch's limit of 8; older versions of torch cannot change it.
-    takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
-    limit: dict[str, Any] = {"recompile_limit": _COMPILED_FORMS} if takes_limit else {}
-    # fullgraph: an error instead of a silent fallback to uncompiled code.
-    compiled = torch.compile(backbone, dynamic=True, fullgraph=True, **limit)
-    return lambda inputs: compiled(**inputs).last_hidden_state
+        with self._lock:
+            if torch.is_grad_enabled() or backbone.training:
+                self._forms.clear()
+                self._weights.forget()  # a fused optimizer may follow, which leaves the versions of tensors unchanged
+                return TorchRuntime()(backbone, inputs)
+            # Runs, at whose start `begin` has read all weights, score in inference mode.
+            if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
+                self._forms.clear()
+            # One export for all passes: always with a mask, even without padding, and in the same order.
+            inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
+            names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
+            if (names, dtype) not in self._forms:
+                self._forms[names, dtype] = _exported(backbone, names, dtype)
+            return self._forms[names, dtype](inputs)
 
 
 def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form:
@@ -147,7 +165,7 @@ def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form
         error = float((form(inputs)[real] - expected).norm() / expected.norm())
     if not error <= _TOLERANCE[dtype]:
         raise RuntimeError(
-            f"runtime='openvino' does not compute what torch does for this {type(backbone).__name__} (relative error "
+            f"OpenVINO does not compute what torch does for this {type(backbone).__name__} (relative error "
             f"{error:.2g}, allowed {_TOLERANCE[dtype]}): use runtime='torch'"
         )
     return form

@@ -49,6 +49,7 @@ class TKLEncoder(WindowEncoder):
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
+    is_exported = False
 
     build_backbone = staticmethod(build_word_backbone)
 

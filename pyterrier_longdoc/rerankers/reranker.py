@@ -63,7 +63,7 @@ from ..modelling.inputs import CPU, Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
 from ..modelling.preselection import Preselection, check_preselection
-from ..modelling.runtimes import RUNTIMES, check_last_layer, check_runtime, default_device
+from ..modelling.runtimes import RUNTIMES, check_runtime, default_device
 from ..modelling.saved import restore_training
 from ..modelling.templates import Template, resolve_template
 from ..modelling.tokens import serialized
@@ -143,6 +143,10 @@ class Reranker(Presented, pt.Transformer):
         dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` for the
             device's fastest. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU
             that has it natively. Scores in bfloat16 differ in the third digit; `coverage.dtype` names the precision.
+        runtime: the library that computes the backbone outside `fit`: `"torch"`, or on a CPU `"openvino"`. None takes
+            OpenVINO on an x86-64 CPU where it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or
+            ModernBERT of 5 million weights or more, in a precision in which the CPU is fast. The first scores after a
+            change of weights wait for the export. `coverage.runtime` names the choice.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text, or in the
             joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
@@ -174,6 +178,7 @@ class Reranker(Presented, pt.Transformer):
     max_batch_tokens: int | None = argument(None, role="computing", at_least=1)
     device: str | None = argument(None, role="computing")
     dtype: str | None = argument(None, role="computing", choices=(None, *DTYPES))
+    runtime: str | None = argument(None, role="computing", choices=(None, *RUNTIMES))
     explain: bool = argument(False, role="call")
     trust_remote_code: bool = argument(False, role="weights")
     verbose: bool = argument(False, role="call")
@@ -217,6 +222,7 @@ class Reranker(Presented, pt.Transformer):
         self._check_backbone()
         window_fields(self.text_field, self.repeat)
         check_device(self.device)
+        check_runtime(self.runtime, self.device, self.dtype)
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         check_preselection(self.preselect, self.make_windows())
         if not hasattr(self.text_loader, "text_loader"):
@@ -261,7 +267,7 @@ class Reranker(Presented, pt.Transformer):
 
     def settings(self) -> Settings:
         """Return what is read and how scores are computed, by the current arguments."""
-        device, windows = resolve_device(self._compute_device()), self.make_windows()
+        device, windows = resolve_device(self.device or default_device(self.runtime)), self.make_windows()
         limit = self.max_windows if self.windows is None else self.windows.max_windows
         return Settings(
             windows,
@@ -275,11 +281,8 @@ class Reranker(Presented, pt.Transformer):
             preselect=self.preselect,
             device=device,
             dtype=resolve_dtype(self.dtype, device),
+            runtime=self.runtime,
         )
-
-    def _compute_device(self) -> str | None:
-        """Return the name of the device to compute on; None for the best one."""
-        return self.device
 
     # Its model.
 
@@ -508,9 +511,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         layout: how a query and a window become one input. `"pair"` is the tokenizer's layout for two texts, with which
             cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; or an `InputLayout`, or the
             name of another one that a preset uses.
-        runtime: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), or on a CPU
-            `"openvino"`. The last two are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
-            scores after a change of weights wait for the compilation or export.
         score_cache: a file that stores scores by weights, settings, query and text. A second run of the same model over
             the same texts reads them, and an interrupted run goes on: scores are written every few seconds. Not used
             with `explain`, in the validation of `fit`, or for a class with code of your own but no `describe` of its
@@ -528,7 +528,6 @@ class CrossEncoder(Reranker, pt.Estimator):
     pooling: str | None = argument(None, role="weights", choices=POOLINGS)
     template: str | Template | None = argument(None, role="weights")
     layout: str | InputLayout = argument("pair", role="input")
-    runtime: str = argument("torch", role="computing", choices=RUNTIMES)
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
 
@@ -634,20 +633,12 @@ class CrossEncoder(Reranker, pt.Estimator):
             resolve_template(self.template)
             if layout.is_for_pairs:
                 raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
-        check_runtime(self.runtime, self.device, self.dtype)
-        if self.runtime != "torch":
-            one_encoder = self.encoder_class is WindowEncoder
-            check_last_layer(self.runtime, type(self).__name__, one_encoder, self.head_spec()[0])
 
     def settings(self) -> Settings:
         """See the base class."""
         layout = resolve_layout(self.layout)
-        settings = replace(super().settings(), layout=layout, runtime=self.runtime)
+        settings = replace(super().settings(), layout=layout)
         return replace(settings, device=CPU, dtype=torch.float32) if self.is_external else settings
-
-    def _compute_device(self) -> str | None:
-        """See the base class."""
-        return self.device or default_device(self.runtime)
 
     def weight_arguments(self) -> dict[str, Any]:
         """Return the arguments that the weights depend on, besides those of the head."""
@@ -826,12 +817,13 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         def validate() -> float:
             # No later run has these weights: their scores need no place in the cache.
-            self._validating = True
+            # Each validation has other weights, which are not worth an export.
+            runtime, self.runtime, self._validating = self.runtime, "torch", True
             try:
                 with added_up():  # one warning of rows without text for the whole training
                     return evaluate(self.transform(results), qrels, metric)
             finally:
-                self._validating = False
+                self.runtime, self._validating = runtime, False
 
         return validate, queries
 

@@ -52,7 +52,7 @@ def score_with_cache(
             entries.update(block)
 
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
-    account = Account(model.precision)
+    account = Account(*model.computed_in)
     coverage = account.coverage
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
     coverage.windows_cut = fresh.windows_cut

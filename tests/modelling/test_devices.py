@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def fast_bfloat16(monkeypatch):
     """A machine with instructions for bfloat16."""
-    monkeypatch.setattr(devices, "_has_bfloat16", lambda device: True)
+    monkeypatch.setattr(devices, "has_bfloat16", lambda device: True)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_bfloat16_is_announced_once_where_nobody_has_named_it(flag, results, mon
 
 def test_the_rule(monkeypatch):
     native = {"cpu": True, "cuda": True, "mps": False}
-    monkeypatch.setattr(devices, "_has_bfloat16", lambda device: native[device.type])
+    monkeypatch.setattr(devices, "has_bfloat16", lambda device: native[device.type])
     chosen = {
         dtype: [devices.resolve_dtype(dtype, torch.device(kind)) for kind in native] for dtype in (None, "fastest")
     }
