@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -85,20 +84,6 @@ def test_openvino_in_bfloat16(cross_encoder, results):
     np.testing.assert_allclose(scores(model, results), expected, atol=0.3 * expected.std())
 
 
-@pytest.mark.slow
-def test_compiled(cross_encoder, results):
-    if not shutil.which("g++"):
-        pytest.skip("there is no compiler")
-    model = ld.MaxP(cross_encoder, runtime="compile", **SLIDING)
-    assert_torchs(model, results)
-    words = model.model.encoder.backbone.get_input_embeddings().weight
-    with torch.no_grad():
-        words.mul_(0.5)
-    assert_torchs(model, results)
-    words.data.mul_(2)  # weights are shared, so that no write needs to be noticed
-    assert_torchs(model, results)
-
-
 @pytest.mark.parametrize("run", ["transform", "score", "forward"])
 def test_writes_that_torch_does_not_count(run, cross_encoder, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
@@ -145,13 +130,13 @@ def test_copies_and_saved_models(cross_encoder, tmp_path, results, exports):
         np.testing.assert_allclose(scores(twin, results), expected, **CLOSE)
         assert len(exports) == number
     model.save(tmp_path)
-    assert ld.MaxP.load(tmp_path).runtime == "torch"  # the machine's business, not the checkpoint's
+    assert ld.MaxP.load(tmp_path).runtime is None  # the machine's business, not the checkpoint's
 
 
-@pytest.mark.parametrize("name", ["CEDR-knrm", "LateIR"])
-def test_models_that_need_more_than_the_last_layer(name, cross_encoder):
-    with pytest.raises(ValueError, match="runtime"):
-        make(name, cross_encoder, runtime="compile")
+@pytest.mark.parametrize(("name", "reason"), [("CEDR-knrm", "all layers"), ("TKL", "not exported")])
+def test_models_without_export_are_refused(name, reason, cross_encoder, results):
+    with pytest.raises(ValueError, match=reason):
+        make(name, cross_encoder, runtime="openvino")(results)
 
 
 def test_other_architectures(tmp_path, results):
@@ -164,3 +149,90 @@ def test_a_wrong_export_is_found_out(cross_encoder, results, monkeypatch):
     monkeypatch.setattr(runtimes, "_openvino", lambda *_: lambda inputs: torch.randn(*inputs["input_ids"].shape, 32))
     with pytest.raises(RuntimeError, match="does not compute what torch does"):
         ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
+
+
+# The choice of the runtime.
+
+
+@pytest.fixture
+def can_export(monkeypatch, exports) -> None:
+    """An x86-64 machine with OpenVINO, on which every backbone is large enough."""
+    monkeypatch.setattr(runtimes.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: name)
+    monkeypatch.setattr(runtimes, "LEAST_WEIGHTS", 0)
+
+
+def runtime_of(model, results) -> str:
+    return model(results) is not None and model.coverage.runtime
+
+
+@pytest.mark.parametrize("name", ["MaxP", "PARADE-query", "NeuralModel1", "LateIR", "MaxSim", "BiEncoder-max"])
+def test_openvino_is_chosen(name, cross_encoder, results, can_export):
+    model = make(name, cross_encoder)
+    found = scores(model, results)
+    assert model.coverage.runtime == "openvino"
+    np.testing.assert_allclose(found, scores(make(name, cross_encoder, runtime="torch"), results), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["CEDR-knrm", "TKL"])
+def test_torch_is_chosen_for_models_without_export(name, cross_encoder, results, can_export):
+    assert runtime_of(make(name, cross_encoder), results) == "torch"
+
+
+def test_torch_is_chosen_for_other_architectures(tmp_path, results, can_export):
+    longformer = tiny.checkpoint(tmp_path, "longformer", **tiny_long.FAMILIES["longformer"])
+    assert runtime_of(ld.LongP(longformer, max_query_len=8), results) == "torch"
+
+
+def test_torch_is_chosen_for_small_backbones(cross_encoder, results, can_export, monkeypatch):
+    monkeypatch.setattr(runtimes, "LEAST_WEIGHTS", 10_000_000)
+    assert runtime_of(ld.MaxP(cross_encoder, **SLIDING), results) == "torch"
+
+
+def test_torch_is_chosen_without_openvino(cross_encoder, results, can_export, monkeypatch):
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    assert runtime_of(ld.MaxP(cross_encoder, **SLIDING), results) == "torch"
+
+
+def test_torch_is_chosen_on_other_processors(cross_encoder, results, can_export, monkeypatch):
+    monkeypatch.setattr(runtimes.platform, "machine", lambda: "arm64")
+    assert runtime_of(ld.MaxP(cross_encoder, **SLIDING), results) == "torch"
+
+
+@pytest.mark.parametrize(("native", "runtime"), [(True, "openvino"), (False, "torch")])
+def test_openvino_is_chosen_in_bfloat16_where_the_processor_has_it(
+    native, runtime, cross_encoder, results, can_export, monkeypatch
+):
+    monkeypatch.setattr(runtimes, "has_bfloat16", lambda device: native)
+    assert runtime_of(ld.MaxP(cross_encoder, dtype="bfloat16", **SLIDING), results) == runtime
+
+
+def test_the_choice_does_not_depend_on_the_rows(cross_encoder, results, can_export):
+    model = ld.MaxP(cross_encoder, **SLIDING)
+    assert runtime_of(model, results.head(1)) == runtime_of(model, results)
+
+
+def test_the_runtime_is_part_of_the_description(cross_encoder, can_export):
+    model = ld.MaxP(cross_encoder, **SLIDING)
+    assert model.describe() != model.apply_attributes(runtime="torch").describe()
+
+
+def test_validation_stays_on_torch(cross_encoder, results, can_export, exports):
+    training = ld.TrainingArgs(epochs=2, learning_rates={"": 1e-2})
+    model = ld.MaxP(cross_encoder, training=training, **SLIDING).fit(results, QRELS, results, QRELS)
+    assert not exports
+    assert runtime_of(model, results) == "openvino"
+
+
+def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, can_export, exports):
+    models = [make(name, plain_encoder) for name in ("BiEncoder-max", "BiEncoder-avg")]
+    assert [runtime_of(model, results) for model in models] == ["openvino"] * 2
+    assert len(exports) == 1
+
+
+def test_threads_take_turns(cross_encoder, results, can_export):
+    model = ld.MaxP(cross_encoder, **SLIDING)
+    expected = scores(model, results)
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda _: scores(model, results), range(4)):
+            np.testing.assert_allclose(found, expected, **CLOSE)

@@ -122,7 +122,6 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"pooling": "cls"}, "pooling"),
         ({"template": "plain"}, "template"),
         ({"layout": "padded"}, "layout='padded'"),
-        ({"runtime": "compile"}, "runtime='compile'"),
         (TITLED, "repeat="),
         ({"windows": ld.SlidingWindows(40, 30)}, "windows="),
         ({"windows": ld.SlidingWords(40, 30), "overlap": 2}, "windows="),

@@ -234,7 +234,7 @@ def test_what_needs_weights_is_refused(results, tmp_path, cross_encoder):
         (lambda: ld.MaxP(SCORER, pooling="mean"), "pooling"),
         (lambda: ld.MaxP(SCORER, layout="padded"), "layout"),
         (lambda: ld.MaxP(SCORER, device="cpu"), "device"),
-        (lambda: ld.MaxP(SCORER, runtime="compile"), "runtime"),
+        (lambda: ld.MaxP(SCORER, runtime="openvino"), "runtime"),
         (lambda: ld.MaxP(overlap), "ld.PairScorer"),
         (lambda: ld.MaxP(Rows()), "ld.PairScorer"),
         (lambda: ld.MaxP("http://127.0.0.1:8080"), "ld.ScoreServer"),
