@@ -24,6 +24,7 @@ from .backbones.load import Backbone, build_backbone
 from .backbones.t5 import FirstStep
 from .heads.base import WarmStart
 from .inputs import Encoded, InputFormat, Matches, Pairs, QueryStates, Settings, WindowBatch, to_dense
+from .quantized import QuantizedRuntime
 from .runtimes import OpenVinoRuntime, TorchRuntime
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class WindowEncoder(nn.Module):
         input_format: how the backbone reads a query and a window, before `use`.
         affordable_tokens: a limit on the tokens of a pass, set when memory runs out.
         runtime: computes the backbone when it scores.
+        quantized: the runtime that has the backbone in int8; None for a backbone that is not quantized.
         settings: what is read and how it is computed, after `use`.
         format: how a query and a window become an input, after `use`.
     """
@@ -90,7 +92,8 @@ class WindowEncoder(nn.Module):
         self.state_size = backbone.state_size
         self.input_format: Any = None if backbone.tokenizer is None else self.make_format(backbone)
         self.affordable_tokens = sys.maxsize
-        self.runtime: TorchRuntime | OpenVinoRuntime = TorchRuntime()
+        self.quantized: QuantizedRuntime | None = None
+        self.runtime: Any = TorchRuntime()
 
     def make_format(self, backbone: Backbone) -> InputFormat:
         """Return how the backbone reads a query and a window."""
@@ -104,7 +107,9 @@ class WindowEncoder(nn.Module):
 
     def use(self, settings: Settings) -> None:
         """Encode by these settings from now on; ValueError if they do not fit this backbone."""
-        if settings.runtime != self.runtime.name:
+        if self.quantized is not None:
+            self.runtime = self.quantized
+        elif settings.runtime != self.runtime.name:
             self.runtime = self.make_runtime(settings.runtime)
         self.settings, self.format = self.input_format.fit(settings)
 

@@ -259,7 +259,10 @@ class Model(nn.Module):
         self.settings: Settings = self.encoder.settings
         self.format: InputFormat = self.encoder.format
         reads_text = self.encoder.reads_text
-        self.computed_in = (None, None) if reads_text else (dtype_name(settings.dtype), self.settings.runtime)
+        self.computed_in: tuple[str | None, str | None] = (None, None)
+        if not reads_text:
+            precision = dtype_name(settings.dtype) if self.encoder.quantized is None else "int8"
+            self.computed_in = precision, self.settings.runtime
         self._cutters = Cutters.of(settings, self.settings)
         self.to(settings.device)
         if reads_text:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -68,10 +69,14 @@ def choose_runtime(
     Raises:
         ValueError: if the given runtime cannot compute the encoder.
     """
-    obstacle = _obstacle(encoder, needs)
-    if runtime == "openvino" and obstacle:
-        raise ValueError(f"runtime='openvino' cannot compute this model, because {obstacle}: use runtime='torch'")
-    if runtime is not None or obstacle:
+    why = obstacle(encoder, needs)
+    if not why and encoder.quantized is not None:
+        if runtime == "torch" or device.type != "cpu" or dtype != torch.float32:
+            raise ValueError("a quantized model computes in int8 with OpenVINO: leave out runtime=, device= and dtype=")
+        return "openvino"
+    if runtime == "openvino" and why:
+        raise ValueError(f"runtime='openvino' cannot compute this model, because {why}: use runtime='torch'")
+    if runtime is not None or why:
         return runtime or "torch"
     is_fast = dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16(device))
     pays = sum(weight.numel() for weight in encoder.backbone.parameters()) >= LEAST_WEIGHTS
@@ -79,7 +84,7 @@ def choose_runtime(
     return "openvino" if device.type == "cpu" and is_fast and pays and available else "torch"
 
 
-def _obstacle(encoder: Any, needs: str) -> str:
+def obstacle(encoder: Any, needs: str) -> str:
     """Return why OpenVINO cannot compute an encoder, as a clause; "" if it can."""
     if not encoder.is_exported:
         return "its encoder is not exported"
@@ -110,7 +115,7 @@ class OpenVinoRuntime:
     """Computes a backbone with OpenVINO, and exports it again when its weights change.
 
     An export has a copy of the weights: whoever scores calls `begin` first, which notices every change. Exports are
-    neither copied nor pickled with the model. Threads take turns.
+    neither copied nor pickled with the model.
     """
 
     name: ClassVar[str] = "openvino"
@@ -139,26 +144,23 @@ class OpenVinoRuntime:
             # Runs, at whose start `begin` has read all weights, score in inference mode.
             if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
                 self._forms.clear()
-            # One export for all passes: always with a mask, even without padding, and in the same order.
-            inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
+            inputs = with_mask(inputs)
             names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
             if (names, dtype) not in self._forms:
                 self._forms[names, dtype] = _exported(backbone, names, dtype)
-            return self._forms[names, dtype](inputs)
+            form = self._forms[names, dtype]
+        return form(inputs)
+
+
+def with_mask(inputs: Inputs) -> Inputs:
+    """Return inputs with an attention mask, even without padding, and in one order: one export serves all passes."""
+    return {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
 
 
 def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form:
     """Return the OpenVINO form of a backbone for inputs of these names, checked against torch."""
-    # Exports record what torch computes: in fp32, without gradients, on ordinary tensors; they also warn a lot.
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        warnings.catch_warnings(),
-        quiet(),
-    ):
-        warnings.simplefilter("ignore")
-        form = _openvino(_ByPosition(backbone, names), _example(backbone, names, 2, 16), dtype)
+    with _as_exports_need_it():
+        form = compiled(converted(backbone, names), dtype)
         inputs = _example(backbone, names, 3, 29)  # sizes other than those of the export
         real = inputs["attention_mask"].bool()
         expected = backbone(**inputs).last_hidden_state[real]
@@ -171,16 +173,40 @@ def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form
     return form
 
 
-def _openvino(model: _ByPosition, example: Inputs, dtype: torch.dtype) -> Form:
+@contextmanager
+def _as_exports_need_it() -> Iterator[None]:
+    """Compute in fp32, without gradients, on ordinary tensors, as exports record it; they also warn a lot."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        warnings.catch_warnings(),
+        quiet(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def converted(backbone: Any, names: tuple[str, ...]) -> Any:
+    """Return OpenVINO's graph of a backbone, for inputs of these names and of any size."""
     openvino = import_extra("openvino", "openvino", "runtime='openvino' needs OpenVINO")
-    converted = openvino.convert_model(model, example_input=tuple(example.values()))
-    converted.reshape({port: openvino.PartialShape([-1, -1]) for port in range(len(example))})
+    example = _example(backbone, names, 2, 16)
+    with _as_exports_need_it():
+        graph = openvino.convert_model(_ByPosition(backbone, names), example_input=tuple(example.values()))
+    graph.reshape({port: openvino.PartialShape([-1, -1]) for port in range(len(names))})
+    return graph
+
+
+def compiled(graph: Any, dtype: torch.dtype) -> Form:
+    """Return what computes a graph; its inputs are in the order of the export."""
+    import openvino
+
     # Set explicitly, because OpenVINO chooses bf16 by itself on CPUs that are fast at it.
     precision = "bf16" if dtype == torch.bfloat16 else "f32"
     settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    compiled = openvino.compile_model(converted, "CPU", settings)
+    model = openvino.compile_model(graph, "CPU", settings)
     # A request of its own for each pass: two threads cannot use one at the same time.
-    return lambda inputs: torch.from_numpy(compiled.infer_new_request([v.numpy() for v in inputs.values()])[0])
+    return lambda inputs: torch.from_numpy(model.infer_new_request([v.numpy() for v in inputs.values()])[0])
 
 
 class _ByPosition(nn.Module):

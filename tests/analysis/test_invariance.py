@@ -139,7 +139,8 @@ def test_what_a_model_does_not_have_is_not_compared(results, monkeypatch):
     table = check(ld.MaxP(scorer, window_size=10, stride=5, max_query_len=8))  # made-up rows
     assert table.loc[CHECKS[:5], "passed"].all()
     assert table.loc[CHECKS[5:], "passed"].isna().all()
-    monkeypatch.setattr(runtimes, "_openvino", lambda model, example, dtype: lambda inputs: model(*inputs.values()))
+    monkeypatch.setattr(runtimes, "converted", lambda backbone, names: backbone)
+    monkeypatch.setattr(runtimes, "compiled", lambda model, _: lambda inputs: model(**inputs).last_hidden_state)
     table = check(make("MaxP", device="cpu", runtime="openvino"), results, dtypes=())
     assert table.loc[ATTENTION, "note"].str.contains("openvino").all()
 

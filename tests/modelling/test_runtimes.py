@@ -28,12 +28,12 @@ def exports(monkeypatch) -> list[torch.dtype]:
     """Exports need no library, and are copies of the backbone; the precisions of those that were made."""
     made = []
 
-    def export(model, example, dtype):
+    def compiled(backbone, dtype):
         made.append(dtype)
-        copied = copy.deepcopy(model)
-        return lambda inputs: copied(*inputs.values())
+        return lambda inputs: backbone(**inputs).last_hidden_state
 
-    monkeypatch.setattr(runtimes, "_openvino", export)
+    monkeypatch.setattr(runtimes, "converted", lambda backbone, names: copy.deepcopy(backbone))
+    monkeypatch.setattr(runtimes, "compiled", compiled)
     return made
 
 
@@ -146,7 +146,7 @@ def test_other_architectures(tmp_path, results):
 
 
 def test_a_wrong_export_is_found_out(cross_encoder, results, monkeypatch):
-    monkeypatch.setattr(runtimes, "_openvino", lambda *_: lambda inputs: torch.randn(*inputs["input_ids"].shape, 32))
+    monkeypatch.setattr(runtimes, "compiled", lambda *_: lambda inputs: torch.randn(*inputs["input_ids"].shape, 32))
     with pytest.raises(RuntimeError, match="does not compute what torch does"):
         ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
 
@@ -228,11 +228,3 @@ def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, c
     models = [make(name, plain_encoder) for name in ("BiEncoder-max", "BiEncoder-avg")]
     assert [runtime_of(model, results) for model in models] == ["openvino"] * 2
     assert len(exports) == 1
-
-
-def test_threads_take_turns(cross_encoder, results, can_export):
-    model = ld.MaxP(cross_encoder, **SLIDING)
-    expected = scores(model, results)
-    with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(lambda _: scores(model, results), range(4)):
-            np.testing.assert_allclose(found, expected, **CLOSE)

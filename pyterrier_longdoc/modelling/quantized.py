@@ -1,0 +1,149 @@
+"""Int8 backbones: quantized once with NNCF, computed by OpenVINO.
+
+Quantization is static: scales of weights and activations are fixed by a few windows, so that afterwards a score depends
+on query and text alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.stats import kendalltau
+
+from ..common.files import import_extra
+from ..common.frames import Text
+from .runtimes import Form, Inputs, TorchRuntime, compiled, converted, obstacle, with_mask
+from .weights import fingerprint
+
+LEAST_TAU = 0.9
+"""A quantized model ranks its windows at least this much like the float32 model (Kendall's tau), or is refused.
+Quantization that has failed gives about 0; that of the packaged MaxP .96."""
+
+LEAST_WINDOWS = 20
+"""Fewer windows than these calibrate no scales."""
+
+SUFFIXES = (".xml", ".bin")
+"""Of OpenVINO's two files: the graph, and the weights."""
+
+
+class QuantizedRuntime:
+    """Computes a backbone in int8. Its weights are fixed: those of the backbone must not change.
+
+    Args:
+        graph: OpenVINO's graph, as XML.
+        weights: the graph's weights.
+        names: the inputs of the graph, in order.
+        made_of: the fingerprint of the backbone's weights.
+    """
+
+    name: ClassVar[str] = "openvino"
+    precision: ClassVar[str] = "int8"
+
+    def __init__(self, graph: bytes, weights: bytes, names: Sequence[str], made_of: str) -> None:
+        self.graph, self.weights, self.names, self.made_of = graph, weights, tuple(names), made_of
+        self._form: Form | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.graph, self.weights, self.names, self.made_of)
+
+    @property
+    def digest(self) -> str:
+        """A digest of graph and weights."""
+        return blake2b(self.graph + self.weights, digest_size=16).hexdigest()
+
+    def begin(self, backbone: Any) -> None:
+        """Raise ValueError if the backbone's weights are not those that were quantized."""
+        if fingerprint(backbone.state_dict()) != self.made_of:
+            raise ValueError("the weights have changed since this model was quantized: quantize it again")
+
+    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+        """Return the last hidden state `(V, T, H)`."""
+        with self._lock:
+            if self._form is None:
+                core = import_extra("openvino", "openvino", "a quantized model needs OpenVINO").Core()
+                self._form = compiled(core.read_model(self.graph, self.weights), torch.float32)
+        inputs = with_mask(inputs)
+        return self._form({name: inputs[name] for name in self.names})
+
+
+class _Recorder(TorchRuntime):
+    """Computes with torch, and keeps the inputs of all passes."""
+
+    def __init__(self) -> None:
+        self.passes: list[Inputs] = []
+
+    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+        self.passes.append(with_mask(inputs))
+        return super().__call__(backbone, inputs)
+
+
+def draw_windows(
+    model: Any, queries: Sequence[str], texts: Sequence[Text], number: int, seed: int
+) -> tuple[list[str], list[str]]:
+    """Return the queries and texts of at most `number` windows that a model reads of these rows, drawn by seed."""
+    random = np.random.default_rng(seed)
+    rows = random.permutation(len(queries))[:number].tolist()
+    found: list[tuple[str, str]] = []
+    for block, pairs in model.walk([queries[row] for row in rows], [texts[row] for row in rows], offsets=True):
+        for query, document in zip(block.pairs[0], pairs.document, strict=True):
+            found += [(query, pairs.texts[document].input_text(span)) for span in pairs.spans[document]]
+    found = list(dict.fromkeys(found))
+    drawn = [found[i] for i in sorted(random.permutation(len(found))[:number].tolist())]
+    return [query for query, _ in drawn], [text for _, text in drawn]
+
+
+def quantize(model: Any, queries: Sequence[str], texts: Sequence[str]) -> None:
+    """Compute a model's backbone in int8 from now on, calibrated on these windows and their queries.
+
+    Raises:
+        ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if the quantized model ranks
+            them too differently.
+        ImportError: without NNCF.
+    """
+    encoder = model.encoder
+    why = obstacle(encoder, model.head.needs)
+    if why:
+        raise ValueError(f"this model cannot be quantized, because {why}")
+    if len(texts) < LEAST_WINDOWS:
+        raise ValueError(f"{len(texts)} distinct windows are too few to calibrate on, {LEAST_WINDOWS} are needed")
+    nncf = import_extra("nncf", "openvino", "quantize needs NNCF")
+    before, recorder = encoder.runtime, _Recorder()
+    encoder.runtime = recorder
+    try:
+        expected = model.score(queries, texts).scores
+        names = tuple(recorder.passes[0])
+        graph = nncf.quantize(
+            converted(encoder.backbone, names),
+            nncf.Dataset([[value.numpy() for value in inputs.values()] for inputs in recorder.passes]),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(recorder.passes),
+        )
+        encoder.runtime = QuantizedRuntime(*_serialized(graph), names, fingerprint(encoder.backbone.state_dict()))
+        tau = kendalltau(expected, model.score(queries, texts).scores).statistic
+        if not tau >= LEAST_TAU:
+            raise ValueError(
+                f"in int8 this model ranks {len(texts)} windows too differently (Kendall's tau {tau:.3f}, at least "
+                f"{LEAST_TAU} is needed): use it in float32 or bfloat16"
+            )
+        encoder.quantized = encoder.runtime
+    finally:
+        encoder.runtime = encoder.quantized or before
+    model.source = ""
+
+
+def _serialized(graph: Any) -> tuple[bytes, bytes]:
+    """Return the contents of OpenVINO's two files."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"graph{suffix}") for suffix in SUFFIXES]
+        openvino.serialize(graph, *files)
+        return files[0].read_bytes(), files[1].read_bytes()
