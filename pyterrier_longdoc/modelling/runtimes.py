@@ -43,7 +43,8 @@ def check_runtime(runtime: str | None, device: Any, dtype: str | None) -> None:
     off_cpu = device is not None and torch.device(device).type != "cpu"
     if runtime == "openvino" and (off_cpu or dtype == "float16"):
         raise ValueError(
-            f"runtime='openvino' computes on the CPU in float32 or bfloat16, not with device={device!r}, dtype={dtype!r}"
+            f"runtime='openvino' computes on the CPU in float32 or bfloat16, not with device={device!r} and "
+            f"dtype={dtype!r}"
         )
 
 
@@ -52,9 +53,7 @@ def default_device(runtime: str | None) -> str | None:
     return "cpu" if runtime == "openvino" else None
 
 
-def choose_runtime(
-    runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype
-) -> str:
+def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return the runtime for an encoder: the given one, or for None the faster one.
 
     The choice depends on machine, model and precision alone, so that a score does not depend on the rest of the run.
@@ -93,7 +92,8 @@ def obstacle(encoder: Any, needs: str) -> str:
     config = encoder.backbone.config
     if config.model_type not in FAMILIES or getattr(config, "auto_map", None):
         supported = f"{', '.join(FAMILIES[:-1])} and {FAMILIES[-1]} as transformers has them"
-        return f"its backbone is a {type(encoder.backbone).__name__} ({config.model_type}), and exports are for {supported}"
+        kind = f"{type(encoder.backbone).__name__} ({config.model_type})"
+        return f"its backbone is a {kind}, and exports are for {supported}"
     return ""
 
 

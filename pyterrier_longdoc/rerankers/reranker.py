@@ -55,7 +55,7 @@ from ..common.warnings import (
 )
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
-from ..modelling.devices import DTYPES, FASTEST, check_device, dtype_name, resolve_device, resolve_dtype
+from ..modelling.devices import DTYPES, FASTEST, check_device, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
 from ..modelling.heads import registered_heads
