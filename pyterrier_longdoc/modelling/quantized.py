@@ -29,8 +29,8 @@ Quantization that has failed gives about 0; that of the packaged MaxP .96."""
 LEAST_WINDOWS = 20
 """Fewer windows than these calibrate no scales."""
 
-SUFFIXES = (".xml", ".bin")
-"""Of OpenVINO's two files: the graph, and the weights."""
+FILES = ("int8.xml", "int8.bin")
+"""OpenVINO's two files in a saved model: the graph, and its weights."""
 
 
 class QuantizedRuntime:
@@ -53,6 +53,23 @@ class QuantizedRuntime:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.graph, self.weights, self.names, self.made_of)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write both files, and return what `load` needs besides, JSON-able."""
+        for name, content in zip(FILES, (self.graph, self.weights), strict=True):
+            (folder / name).write_bytes(content)
+        return {"inputs": self.names, "made_of": self.made_of, "digest": self.digest}
+
+    @classmethod
+    def load(cls, folder: Path, saved: dict[str, Any]) -> QuantizedRuntime:
+        """Read both files; ValueError if they are not those that `save` described."""
+        graph, weights = (folder.joinpath(name).read_bytes() for name in FILES)
+        runtime = cls(graph, weights, saved["inputs"], saved["made_of"])
+        if runtime.digest != saved["digest"]:
+            raise ValueError(
+                f"{' and '.join(FILES)} in {str(folder)!r} are not those of its config.json: save it again"
+            )
+        return runtime
 
     @property
     def digest(self) -> str:
@@ -144,6 +161,6 @@ def _serialized(graph: Any) -> tuple[bytes, bytes]:
     import openvino
 
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, f"graph{suffix}") for suffix in SUFFIXES]
+        files = [Path(folder, name) for name in FILES]
         openvino.serialize(graph, *files)
         return files[0].read_bytes(), files[1].read_bytes()

@@ -21,6 +21,8 @@ from .backbones.load import SAVED_FORMAT, load_fast_tokenizer
 from .heads import build_head
 from .inputs import Settings
 from .model import Model
+from .quantized import FILES as QUANTIZED_FILES
+from .quantized import QuantizedRuntime
 from .weights import fingerprint
 
 FORMAT_VERSION = 1
@@ -81,6 +83,7 @@ def save_model(
         },
         "weights": fingerprint(tensors),
         **({} if adapter is None else {"adapter": adapter.describe()}),
+        **({} if model.encoder.quantized is None else {"quantized": model.encoder.quantized.save(folder)}),
     }
     texts = {
         CONFIG_FILE: _pretty(config),
@@ -99,7 +102,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     """Return the folder and the config.json of a model in a folder, in this package or on the hub."""
     folder = model_folder(name)
     if not folder.is_dir():
-        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *QUANTIZED_FILES]
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         except (LocalEntryNotFoundError, HFValidationError) as error:
@@ -130,7 +133,10 @@ def load_model(
     head_options = {**head_spec[1], **config["head"]["built_from"]}
     head = build_head(head_spec[0], backbone.hidden_size, channels=backbone.channels, **head_options)
     arguments = {"backbone": backbone, "head_spec": head_spec, "weight_arguments": weight_arguments}
-    model = Model(encoder(backbone), tokenizer, head, settings, **arguments)
+    module = encoder(backbone)
+    if "quantized" in config:
+        module.quantized = QuantizedRuntime.load(folder, config["quantized"])
+    model = Model(module, tokenizer, head, settings, **arguments)
     tensors = _read_tensors(folder / WEIGHTS_FILE)
     model.load_state_dict(tensors, strict=True)
     _check_weights(tensors, folder, config)

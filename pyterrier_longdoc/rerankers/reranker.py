@@ -349,7 +349,9 @@ class Reranker(Presented, pt.Transformer):
         }
 
     def _weights_identity(self) -> Any:
-        return {"fingerprint": self.model.fingerprint(), "encoder": self.model.backbone.describe()}
+        model = self.model
+        int8 = {} if model.encoder.quantized is None else {"int8": model.encoder.quantized.digest}
+        return {"fingerprint": model.fingerprint(), "encoder": model.backbone.describe(), **int8}
 
     # From a frame to scores.
 
@@ -548,6 +550,9 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def __repr__(self) -> str:
         model, text = self._model, super().__repr__()
+        quantized = None if model is None or self.is_external else model.encoder.quantized
+        if quantized is not None and not model.source:
+            return f"{text[:-1]}, int8 {quantized.digest[:8]})"
         if model is None or not (model.trained or model.started):
             return text
         if not model.source:
@@ -684,6 +689,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self.is_external:
             raise TypeError(f"{self!r} cannot be {what}: its weights are not here, but with {self.backbone!r}")
 
+    def _refuse_quantized(self, what: str) -> None:
+        if self._model is not None and self._model.encoder.quantized is not None:
+            raise ValueError(f"{self!r} is quantized and cannot be {what}: take the model that it was made from")
+
     def _weights_identity(self) -> Any:
         return self.backbone.identity() if isinstance(self.backbone, ExternalScorer) else super()._weights_identity()
 
@@ -761,6 +770,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         were left out.
         """
         self.refuse_external("trained")
+        self._refuse_quantized("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
@@ -845,6 +855,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
                 reranker.refuse_external("started from another model, nor another one from it")
+        self._refuse_quantized("started from another model")
         model, other_model = self.model, other.model
         if model.tokenizer.get_vocab() != other_model.tokenizer.get_vocab():
             raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
@@ -929,6 +940,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 encoder has changed since is written, and `load` needs both.
         """
         self.refuse_external("saved")
+        self._refuse_quantized("saved as an adapter")
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
         saved.write_adapter(self, untrained, Path(folder), upon)
 

@@ -18,6 +18,7 @@ from ..modelling.layout import InputLayout
 from ..modelling.model import Model
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import preselection_from_config
+from ..modelling.quantized import FILES as QUANTIZED_FILES
 from ..modelling.saved import (
     CONFIG_FILE,
     ITS_NAME,
@@ -33,6 +34,9 @@ from ..modelling.windows import windows_from_config, windows_to_config
 
 CALIBRATION = "calibration.json"
 """Beside the model whose scores it turns into probabilities."""
+
+OF_AN_EARLIER_MODEL = (PRESELECT_FOLDER, CALIBRATION, TRAINING_FILE, *QUANTIZED_FILES)
+"""What a save removes, because not every model has it."""
 
 
 def config_of(reranker: Any) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
         )
     parameters = config_of(reranker)
     model = reranker.model
-    with replacing_files(folder, last=CONFIG_FILE, old=(PRESELECT_FOLDER, CALIBRATION, TRAINING_FILE)) as new:
+    with replacing_files(folder, last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
         if reranker.preselect is not None:
             parameters["preselect"] = reranker.preselect.to_config(new)
         if calibration is not None:

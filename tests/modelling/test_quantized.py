@@ -1,0 +1,148 @@
+"""Int8 backbones: close to float32, fixed by one calibration, saved with their weights, and never trained."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling import quantized
+
+from ..support import tiny
+from ..support.systems import QRELS, make, scores
+
+pytest.importorskip("openvino")
+nncf = pytest.importorskip("nncf")
+pytestmark = pytest.mark.slow
+
+SLIDING = {"window_size": 12, "stride": 8, "max_query_len": 8}
+
+
+@pytest.fixture(scope="module")
+def candidates() -> pd.DataFrame:
+    """Forty documents of random words, for two queries."""
+    random = np.random.default_rng(0)
+    words = tiny.WORDS
+    texts = [" ".join(random.choice(words, 40)) for _ in range(40)]
+    queries = ["old dog", "snow in the city"]
+    rows = {"qid": [str(i % 2) for i in range(40)], "query": [queries[i % 2] for i in range(40)], "text": texts}
+    return pd.DataFrame({**rows, "docno": [f"d{i}" for i in range(40)]})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return tiny.checkpoint(tmp_path_factory.mktemp("bert"), "bert")
+
+
+@pytest.fixture(scope="module")
+def int8(folder, candidates):
+    return ld.MaxP(folder, **SLIDING).quantize(candidates)
+
+
+def test_scores_are_close_to_those_in_float32(int8, folder, candidates):
+    expected = scores(ld.MaxP(folder, **SLIDING), candidates)
+    np.testing.assert_allclose(scores(int8, candidates), expected, atol=0.3 * expected.std())
+
+
+def test_scores_are_not_those_in_float32(int8, folder, candidates):
+    assert np.abs(scores(int8, candidates) - scores(ld.MaxP(folder, **SLIDING), candidates)).max() > 1e-4
+
+
+def test_coverage_names_precision_and_runtime(int8, candidates):
+    int8(candidates)
+    assert (int8.coverage.dtype, int8.coverage.runtime) == ("int8", "openvino")
+
+
+def test_a_score_depends_on_query_and_text_alone(int8, candidates):
+    expected = scores(int8, candidates)
+    alone = np.concatenate([scores(int8, candidates.iloc[[row]]) for row in range(5)])
+    np.testing.assert_allclose(alone, expected[:5], atol=1e-4)
+
+
+def test_the_same_candidates_and_seed_make_the_same_model(int8, folder, candidates):
+    assert ld.MaxP(folder, **SLIDING).quantize(candidates).describe() == int8.describe()
+
+
+def test_the_key_and_the_repr_differ_from_those_of_the_model_it_is_made_from(int8, folder):
+    model = ld.MaxP(folder, device="cpu", **SLIDING)
+    assert int8.describe() != model.describe()
+    assert "int8" in repr(int8)
+
+
+def test_the_model_that_it_is_made_from_stays_as_it_was(folder, candidates):
+    model = ld.MaxP(folder, **SLIDING)
+    before = scores(model, candidates)
+    model.quantize(candidates)
+    np.testing.assert_array_equal(scores(model, candidates), before)
+    assert model.coverage.dtype == "float32"
+
+
+def test_saved_and_loaded(int8, candidates, tmp_path):
+    int8.save(tmp_path)
+    loaded = ld.MaxP.load(tmp_path)
+    np.testing.assert_allclose(scores(loaded, candidates), scores(int8, candidates), atol=1e-5)
+    assert loaded.coverage.dtype == "int8"
+
+
+def test_a_model_that_is_saved_in_its_place_removes_its_files(int8, folder, candidates, tmp_path):
+    int8.save(tmp_path)
+    ld.MaxP(folder, **SLIDING).save(tmp_path)
+    assert not [name for name in quantized.FILES if (tmp_path / name).exists()]
+    assert (ld.MaxP.load(tmp_path)(candidates) is not None) and ld.MaxP.load(tmp_path).model.encoder.quantized is None
+
+
+def test_files_of_another_model_are_refused(int8, tmp_path):
+    int8.save(tmp_path)
+    file = tmp_path / quantized.FILES[0]
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(ValueError, match=r"int8\.xml"):
+        ld.MaxP.load(tmp_path)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_quantized_too(copied, int8, candidates):
+    twin = copied(int8)
+    np.testing.assert_allclose(scores(twin, candidates), scores(int8, candidates), atol=1e-5)
+    assert twin.coverage.dtype == "int8"
+
+
+def test_it_cannot_be_trained(int8, candidates):
+    with pytest.raises(ValueError, match="quantized and cannot be trained"):
+        int8.fit(candidates, QRELS)
+
+
+def test_changed_weights_are_noticed(int8, candidates):
+    twin = copy.deepcopy(int8)
+    with torch.no_grad():
+        next(twin.model.encoder.backbone.parameters()).mul_(2)
+    with pytest.raises(ValueError, match="quantize it again"):
+        twin(candidates)
+
+
+@pytest.mark.parametrize("arguments", [{"runtime": "torch"}, {"dtype": "bfloat16"}])
+def test_other_runtimes_and_precisions_are_refused(arguments, int8, candidates):
+    with pytest.raises(ValueError, match="int8 with OpenVINO"):
+        int8.apply_attributes(**arguments)(candidates)
+
+
+def test_too_few_windows_are_refused(folder, candidates):
+    with pytest.raises(ValueError, match="too few"):
+        ld.MaxP(folder, **SLIDING).quantize(candidates.head(1))
+
+
+def test_a_model_without_export_is_refused(folder, candidates):
+    with pytest.raises(ValueError, match="all layers"):
+        make("CEDR-knrm", folder).quantize(candidates)
+
+
+def test_a_quantization_that_has_failed_is_refused(folder, candidates, monkeypatch):
+    real = nncf.quantize
+    monkeypatch.setattr(quantized, "LEAST_TAU", 1.01)
+    with pytest.raises(ValueError, match="Kendall's tau"):
+        ld.MaxP(folder, **SLIDING).quantize(candidates)
+    assert nncf.quantize is real
