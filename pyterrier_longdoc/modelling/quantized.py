@@ -66,9 +66,8 @@ class QuantizedRuntime:
         graph, weights = (folder.joinpath(name).read_bytes() for name in FILES)
         runtime = cls(graph, weights, saved["inputs"], saved["made_of"])
         if runtime.digest != saved["digest"]:
-            raise ValueError(
-                f"{' and '.join(FILES)} in {str(folder)!r} are not those of its config.json: save it again"
-            )
+            files = " and ".join(FILES)
+            raise ValueError(f"{files} in {str(folder)!r} are not those of its config.json: save the model again")
         return runtime
 
     @property

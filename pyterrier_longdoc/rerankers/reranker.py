@@ -884,7 +884,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 too much.
             ImportError: without NNCF.
         """
-        self._refuse_external("quantized")
+        self.refuse_external("quantized")
         validated(candidates, self.text_field, self.text_loader, self)
         clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
