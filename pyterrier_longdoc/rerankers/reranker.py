@@ -550,10 +550,11 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def __repr__(self) -> str:
         model, text = self._model, super().__repr__()
-        quantized = None if model is None or self.is_external else model.encoder.quantized
-        if quantized is not None and not model.source:
-            return f"{text[:-1]}, int8 {quantized.digest[:8]})"
-        if model is None or not (model.trained or model.started):
+        if model is None:
+            return text
+        if not self.is_external and model.encoder.quantized is not None and not model.source:
+            return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
+        if not (model.trained or model.started):
             return text
         if not model.source:
             return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
