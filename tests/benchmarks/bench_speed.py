@@ -1,13 +1,13 @@
 """Documents per second of MaxP, runtime by runtime, beside the CrossEncoder of sentence-transformers.
 
     python tests/benchmarks/bench_speed.py --collection PATH/time [--topics 20] [--depth 100] [--threads 2]
-        [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 st st-bf16 st-openvino ...]
+        [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 openvino-int8 st st-bf16 ...]
 
 BM25's top documents of each topic are reranked by the packaged MaxP, written as a Hugging Face checkpoint that both
 sides load, over windows of 150 words, one every 75. The CrossEncoder (`st...`) gets the texts of the same windows, cut
 beforehand and free of charge, and the best score of each document is taken; `tokens that differ` is the share of
 windows that are other tokens when read alone. MaxP is timed from the frame of texts to the frame of scores, with
-nothing remembered from earlier rounds. A first round exports and compiles; then settings take turns, round by round.
+nothing remembered from earlier rounds. A first round exports and quantizes; then settings take turns, round by round.
 Figures are those of each one's best round, the first included. Agreement is with the CrossEncoder in fp32: Kendall's
 tau (mean over topics) and the difference in nDCG@10.
 
@@ -41,17 +41,16 @@ from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import resolve_dtype
-from pyterrier_longdoc.modelling.runtimes import BackboneRuntime
+from pyterrier_longdoc.modelling.runtimes import OpenVinoRuntime
 from pyterrier_longdoc.modelling.tokens import tokenize
 
 OURS = {
     "torch": ("torch", "float32"),
     "torch-fastest": ("torch", "fastest"),
     "torch-bf16": ("torch", "bfloat16"),
-    "compile": ("compile", "float32"),
-    "compile-bf16": ("compile", "bfloat16"),
     "openvino": ("openvino", "float32"),
     "openvino-bf16": ("openvino", "bfloat16"),
+    "openvino-int8": ("openvino", "float32"),
 }
 PEERS = ("st", "st-bf16", "st-openvino", "st-export")
 WINDOWS = ld.SlidingWords(150, 75)
@@ -112,6 +111,8 @@ def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Set
     """This package's MaxP by one of its runtimes."""
     runtime, dtype = OURS[name]
     model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, runtime=runtime, dtype=dtype, device="cpu")
+    if name == "openvino-int8":
+        model = model.quantize(frame)
 
     def score() -> np.ndarray:
         forget_embeddings()
@@ -152,8 +153,7 @@ def replace_encoder(model: Any, folder: str) -> None:
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     bert, encoder = model.model.bert, load_backbone(folder).model.eval()
-    runtime = BackboneRuntime()
-    runtime.use("openvino", encoder)
+    runtime = OpenVinoRuntime()
 
     def forward(input_ids: torch.Tensor, **inputs: Any) -> BaseModelOutputWithPooling:
         given = {name: inputs.get(name) for name in ("attention_mask", "token_type_ids")}
@@ -231,7 +231,7 @@ def collection(args: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
 def build(
     args: argparse.Namespace, folder: str, frame: pd.DataFrame, cut: list[list[str]], query: int
 ) -> list[Setting]:
-    """The settings that can be made here, each after a first round, in which it exports and compiles."""
+    """The settings that can be made here, each after a first round, in which it exports and quantizes."""
     settings = []
     for name in args.settings:
         start = time.perf_counter()
