@@ -180,7 +180,8 @@ class Coverage:
             )
         if self.tokens_computed:
             padding = f"{percent(self.padding)} of them padding"
-            parts.append(f"{self.tokens_computed} tokens computed by {self.runtime} in {self.dtype}, {padding}")
+            by = f"{self.dtype} by {self.runtime}" if self.runtime not in (None, "torch") else self.dtype
+            parts.append(f"{self.tokens_computed} tokens computed in {by}, {padding}")
         return "; ".join(parts)
 
 
