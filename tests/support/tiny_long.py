@@ -30,6 +30,7 @@ FAMILIES = {
     "nomic_bert": {"max_position_embeddings": 256},
     "eurobert": {"max_position_embeddings": 256, "pad_token_id": 0, "num_key_value_heads": 2, "head_dim": 8},
     "llama": {"max_position_embeddings": 256, "num_key_value_heads": 2, "head_dim": 8},
+    "qwen2": {"max_position_embeddings": 512, "num_key_value_heads": 2},
     "qwen3": {"max_position_embeddings": 512, "num_key_value_heads": 2, "head_dim": 8},
 }
 

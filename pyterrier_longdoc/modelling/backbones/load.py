@@ -398,7 +398,7 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
 
 def check_embeddings(model: Any, tokenizer: Any) -> None:
     """Raise ValueError if a tokenizer can produce a token, an added one included, for which there is no embedding."""
-    tokens, embeddings = max(tokenizer.get_vocab().values()) + 1, model.get_input_embeddings().num_embeddings
+    tokens, embeddings = max(tokenizer.get_vocab().values()) + 1, len(model.get_input_embeddings().weight)
     if tokens > embeddings:
         raise ValueError(
             f"the tokenizer of {tokenizer.name_or_path!r} has {tokens} tokens, but its model has embeddings of "
