@@ -261,7 +261,8 @@ class Model(nn.Module):
         reads_text = self.encoder.reads_text
         self.computed_in: tuple[str | None, str | None] = (None, None)
         if not reads_text:
-            precision = dtype_name(settings.dtype) if self.encoder.quantized is None else "int8"
+            quantized = self.encoder.quantized
+            precision = dtype_name(settings.dtype) if quantized is None else quantized.precision
             self.computed_in = precision, self.settings.runtime
         self._cutters = Cutters.of(settings, self.settings)
         self.to(settings.device)
