@@ -21,6 +21,7 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.maxsim": ["MaxSim", "MaxSimWindows"],
     "rerankers.calibrated": ["Above", "Calibrated"],
+    "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],

@@ -1,0 +1,54 @@
+"""Scores of different systems on one scale, so that they can be added."""
+
+# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pandas as pd
+import pyterrier as pt
+
+from ..common.frames import check_qids, numbers
+from ..common.presentation import Presented, ShowsChanges
+
+
+@dataclass(eq=False, repr=False)
+class ZScore(ShowsChanges, Presented, pt.Transformer):
+    """Replaces each score by its z-score among the query's candidates, for sums of systems (Montague & Aslam 2001).
+
+    The z-score is `(score - mean) / std`, with the mean and the standard deviation of all candidates of the query. It
+    is 0 where a query has one candidate, or where all its scores are equal. The new scores of each query have the mean
+    0 and the standard deviation 1, whatever the scale of the system is, so that no weight has to be chosen.
+
+    A z-score, and a sum of z-scores, depends on the query's whole candidate list: another `num_results` of the first
+    stage changes it. Cut the list (`% 10`) after the sum, not before, and give all queries' candidates in one list.
+
+    Returns the same rows, columns, order and index with new `score` (float64) and `rank`. Equal scores keep their order
+    of rows.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> (ld.ZScore() + (ld.MaxP() >> ld.ZScore()))`. The inner parentheses are needed:
+        Python adds before it chains. The sum keeps the columns of both systems. Of a column that both have, such as
+        `window_scores`, it keeps the first system's.
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ("montague-2001-relevance",)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return a new frame with z-scores.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: if a score is no finite number, or a qid is empty.
+        """
+        pt.validate.result_frame(inp, extra_columns=["score"], context=self)
+        check_qids(inp)
+        qids = inp["qid"].to_numpy()
+        scores = pd.Series(numbers(inp, "score", "ZScore", "the system before it must score every row"))
+        queries = scores.groupby(qids, sort=False)
+        least, most = queries.transform("min"), queries.transform("max")
+        # From 0 to 1 first, where equal scores are exactly 0: rounding would give them a tiny deviation.
+        scores = (scores - least) / (most - least).replace(0.0, 1.0)
+        queries = scores.groupby(qids, sort=False)
+        z_scores = (scores - queries.transform("mean")) / queries.transform("std", ddof=0).replace(0.0, 1.0)
+        return pt.model.add_ranks(inp.drop(columns="rank", errors="ignore").assign(score=z_scores.to_numpy()))
