@@ -54,7 +54,7 @@ class PassageLocator:
 
     Short passages match by chance, since all texts share phrases: a passage with fewer than `min_words` words is never
     found, one with fewer than `min_words_edited` only verbatim. With more words than the defaults such
-    matches are rare in `tests/benchmarks/bench_positions.py`; a nearly equal passage is a match at any length.
+    matches are rare (`tests/benchmarks/README.md`); a nearly equal passage is a match at any length.
 
     Args:
         substring: 0.8 in Boytsov et al. 2022; at least 0.5.

@@ -1,11 +1,11 @@
 """How much gold text reaches a reader for so many tokens, and what probabilities are worth on another collection.
 
-    python -m tests.benchmarks.bench_anytime record PATH/fairytaleqa PATH/newwiki --to FOLDER
-    python -m tests.benchmarks.bench_handed_on PATH/fairytaleqa PATH/newwiki --to FOLDER [--plot FILE.svg]
+    python -m tests.benchmarks.bench_handed_on PATH/fairytaleqa PATH/newwiki --to FOLDER [--queries 100 60] [--skip 200]
 
-The scores of all windows of BM25's candidates, by a packaged MaxP, are those that `bench_anytime.py record` wrote. Of
-the test queries with a relevant document in BM25's first 10, the first 10 documents by MaxP are handed on, right and
-wrong ones. Evidence recall is the share of a query's gold characters (`spans.jsonl`) in the text; tokens are MaxP's.
+A packaged MaxP scores all windows of BM25's first 10 documents in float32, for `--queries` of each collection's test
+split, drawn at random after the first `--skip`. FOLDER keeps the scores: an interrupted command goes on. The documents
+are handed on, right and wrong ones. Evidence recall is the share of a
+query's gold characters (`spans.jsonl`) in the text; tokens are MaxP's.
 
 - `Evidence`: by MaxP's scores, over all documents; with `windows alone` without the document's score;
 - `Evidence, equal shares`: the same with a tenth of the tokens for each document, and its last window cut to fill it;
@@ -14,12 +14,13 @@ wrong ones. Evidence recall is the share of a query's gold characters (`spans.js
 - `first tokens`: documents from their beginnings, in the order of ranks, until the tokens are spent.
 
 Calibration: `Calibrated` learns from all test queries of one collection and is tried on the other, and from one half of
-the queries of a collection on its other half. `before` is the sigmoid of the score.
+the queries of a collection on its other half. `before` is the sigmoid of the score. Needs the extra `demo`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +29,47 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.language import token_counter
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.experiment.significance import Statistics, resampled_means
-from pyterrier_longdoc.modelling.tokens import tokenized
+from pyterrier_longdoc.modelling.preselection import TextPairs
+from pyterrier_longdoc.modelling.tokens import TokenizedText, tokenized
 from pyterrier_longdoc.rerankers.calibrated import FEWEST
 
-from .bench_anytime import dataset_of, recorded
+from .questions import candidates
 
 DEPTH = 10
-BUDGETS = (250, 500, 1000, 2000, 4000)
-COUNT = token_counter(ENCODER)
+AT_ONCE = 5
+"""Queries that are scored between two writes."""
+KEPT = ["qid", "query", "docno", "score", "rank", "window_spans", "window_scores", "cheap"]
 
 
-def results_of(path: Path, recordings: Path) -> pd.DataFrame:
+def results_of(dataset: Any, queries: int, skip: int, file: Path) -> pd.DataFrame:
     """The test queries' documents with MaxP's scores, windows and texts."""
-    rows = recorded(recordings / f"{path.name}.jsonl").query("part == 'test'")
-    dataset = dataset_of(str(path))
-    rows = rows.groupby("qid", sort=False).head(DEPTH)
-    rows["text"] = [dataset.documents[docno]["text"] for docno in rows["docno"]]
-    rows["score"] = rows["scores"].map(max)
-    rows = rows.rename(columns={"scores": "window_scores", "spans": "window_spans"})
-    return pt.model.add_ranks(rows.reset_index(drop=True))
+    rng = np.random.default_rng(0)
+    # The draw from the dev split comes first, so that questions are those of the figures.
+    _, test = (topics.iloc[rng.permutation(len(topics))] for topics in map(dataset.get_topics, ("dev", "test")))
+    texts = {str(docno): str(row["text"]) for docno, row in dataset.documents.items()}
+    run = candidates(texts, test.iloc[skip : skip + queries], DEPTH).rename(columns={"score": "bm25"})
+    model = ld.MaxP.load("longdoc:maxp", dtype="float32", explain=True)
+    selector = ld.BM25Windows.from_texts(texts.values(), 1)
+    kept = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    done = {json.loads(line)["qid"] for line in kept}
+    left = [qid for qid in run["qid"].unique() if qid not in done]
+    for at in range(0, len(left), AT_ONCE):
+        scored = model(run[run["qid"].isin(left[at : at + AT_ONCE])])
+        scored["cheap"] = [selector_scores(selector, *row) for row in scored[["query", "text", "window_spans"]].values]
+        with file.open("a", encoding="utf-8") as out:
+            out.write(scored[KEPT].to_json(orient="records", lines=True))
+        print(f"{file.stem}: {min(at + AT_ONCE, len(left))} of {len(left)} queries", flush=True)
+    rows = pd.read_json(file, lines=True, dtype={"qid": str, "docno": str})
+    return rows.assign(text=rows["docno"].map(texts))
+
+
+def selector_scores(selector: ld.BM25Windows, query: str, text: str, spans: Any) -> list[float]:
+    """BM25 of each window, which is one token to the selector."""
+    windows = TokenizedText(np.zeros(len(spans)), text, np.array(spans))
+    pair = TextPairs([query], [windows], *np.zeros((2, 1), "int64"))
+    return selector.scores(pair, [[(i, i + 1) for i in range(len(spans))]])[0].tolist()
 
 
 def handed_on(results: pd.DataFrame, gold: pd.DataFrame, budgets: list[int]) -> pd.DataFrame:
@@ -130,7 +150,7 @@ def table(values: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["budget", "system", "tokens", "recall", "Evidence is more by"])
 
 
-def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame], plots: Path | None) -> pd.DataFrame:
+def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame]) -> pd.DataFrame:
     rows = []
     scores: Any = pt.Transformer.identity()
     halves = {name: frame["qid"].drop_duplicates().iloc[::2] for name, frame in results.items()}
@@ -138,7 +158,7 @@ def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame]
         for other, target in results.items():
             here = frame[frame["qid"].isin(halves[name])] if name == other else frame
             there = target[~target["qid"].isin(halves[other])] if name == other else target
-            if (here.merge(qrels[name], on=["qid", "docno"])["label_y"] > 0).sum() < FEWEST:
+            if (here.merge(qrels[name], on=["qid", "docno"])["label"] > 0).sum() < FEWEST:
                 continue
             before = ld.reliability(there.assign(probability=1 / (1 + np.exp(-there["score"]))), qrels[other])
             for method in ("platt", "isotonic"):
@@ -148,38 +168,28 @@ def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame]
                     after = ld.reliability(model(there.drop(columns=drop)), qrels[other])
                     errors = [f"{each.error:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (before, after)]
                     rows.append([name, other, method, "yes" if explained else "no", *errors])
-                    if plots is not None and method == "platt" and explained:
-                        after.plot().figure.savefig(plots.with_name(f"{plots.stem}-{name}-{other}.png"))
     return pd.DataFrame(rows, columns=["fit on", "tried on", "method", "windows", "before", "after"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="+", type=Path)
-    parser.add_argument("--to", type=Path, required=True, help="folder of recorded scores")
-    parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS, help="tokens of a query")
-    parser.add_argument("--plot", type=Path, help="recall against tokens; plots of calibration beside it")
+    parser.add_argument("--to", type=Path, required=True, help="folder of the scores")
+    parser.add_argument("--queries", nargs="+", type=int, default=[100], help="for all collections, or for each")
+    parser.add_argument("--skip", type=int, default=0, help="test queries that an earlier choice has seen")
+    parser.add_argument("--budgets", nargs="+", type=int, default=(500, 2000), help="tokens of a query")
     args = parser.parse_args()
-    results = {path.name: results_of(path, args.to) for path in args.collections}
-    qrels = {path.name: dataset_of(str(path)).get_qrels() for path in args.collections}
-    curves = {}
-    for path in args.collections:
-        curves[path.name] = handed_on(results[path.name], dataset_of(str(path)).gold, args.budgets)
-        queries = curves[path.name]["qid"].nunique()
-        print(f"\n{path.name}: {queries} test queries with gold text in the 10 documents")
-        print(table(curves[path.name]).to_string(index=False), flush=True)
-    print(f"\n{calibration(results, qrels, args.plot).to_string(index=False)}")
-    if args.plot:
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(1, len(curves), figsize=(5 * len(curves), 4), layout="constrained", squeeze=False)
-        for ax, (name, values) in zip(axes.flat, curves.items(), strict=True):
-            for system, own in values.groupby("system"):
-                means = own.groupby("budget")["recall"].mean()
-                ax.plot(means.index, means, marker="o", label=system)
-            ax.set(title=name, xlabel="tokens of a query", ylabel="evidence recall", xscale="log", ylim=(0, 1))
-        axes.flat[0].legend(frameon=False)
-        figure.savefig(args.plot)
+    args.to.mkdir(parents=True, exist_ok=True)
+    numbers = args.queries * (len(args.collections) if len(args.queries) == 1 else 1)
+    results, qrels = {}, {}
+    for path, queries in zip(args.collections, numbers, strict=True):
+        dataset = pt.get_dataset(f"longdoc:folder:{path}")
+        qrels[path.name] = dataset.get_qrels()
+        results[path.name] = results_of(dataset, queries, args.skip, args.to / f"{path.name}.jsonl")
+        values = handed_on(results[path.name], dataset.gold, args.budgets)
+        print(f"\n{path.name}: {values['qid'].nunique()} test queries with gold text in the {DEPTH} documents")
+        print(table(values).to_string(index=False), flush=True)
+    print(f"\n{calibration(results, qrels).to_string(index=False)}")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,7 @@ from ir_measures import RR, nDCG
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 
-from .bench_natural import Questions, candidates
-from .replication.replicate import processor
+from .questions import Questions, candidates, processor
 
 ENCODER = "longdoc:minilm-l6"
 FP32: dict[str, Any] = {"dtype": "float32", "device": "cpu"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gzip
 import sys
 from pathlib import Path
@@ -102,26 +101,6 @@ def test_a_document_without_its_answers():
     answers = [Passage("d", "", "two ", 4), Passage("d", "", "five ", 19)]
     assert train_heads.without_answers(text, answers) == "one three four six"
     assert train_heads.without_answers(text, [Passage("d", "", text[:20], 0)]) == ""
-
-
-def test_a_sentence_is_asked_for_and_no_longer_in_its_passage(monkeypatch):
-    subjects = ["".join(chr(97 + int(digit)) * 3 for digit in f"{i:02}") for i in range(30)]
-    passages = [
-        Passage(
-            f"d{i}", "", f"The first sentence is about {s} alone.\nThe next tells how {s} was found by many people."
-        )
-        for i, s in enumerate(subjects)
-    ]
-    held = SimpleNamespace(counts=collections.Counter(), has=lambda *_: False, asks=lambda *_: False)
-    monkeypatch.setattr(train_questions, "CLOZE_KEPT", 0.0)
-    monkeypatch.setattr(train_questions, "bm25", lambda texts, topics, depth: dict.fromkeys(topics["qid"], range(20)))
-    found = train_questions.cloze_of("own", passages, held)
-    gold = found[found["label"] > 0]
-    assert len(found) == 5 * len(gold) > 0
-    for query, docno, text in zip(gold["query"], gold["docno"], gold["text"], strict=True):
-        own = " ".join(passages[int(docno.removeprefix("own:"))].text.split())
-        assert query in own
-        assert text == own.replace(query, "")
 
 
 def test_files_of_scores_are_whole_or_not_there(tmp_path, monkeypatch):

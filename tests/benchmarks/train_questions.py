@@ -7,9 +7,6 @@
     python tests/benchmarks/train_questions.py mine FOLDER FOLDER/round1 mined
     python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --steps 400 \
         --examples mined.jsonl.gz
-    python tests/benchmarks/train_questions.py cloze COLLECTIONS FOLDER
-    python tests/benchmarks/train_questions.py train FOLDER --round 3 --start longdoc:maxp --steps 1440 \
-        --examples train.jsonl.gz cloze.jsonl.gz
 
 DOCSTRINGS is the folder of `train_docstrings.py`. COLLECTIONS holds a folder each of squad, newwiki, fairytaleqa,
 medquad and nq: docs.jsonl, topics.tsv, spans.jsonl, passages.jsonl, splits.tsv and findable.txt; and of time, cranfield
@@ -24,8 +21,6 @@ and vaswani, on which nothing is ever trained.
    keeps of what a MaxSim has learnt the largest singular values of each matrix, and none of its embeddings.
 3. `mine`: for questions that the first round has not had, the negatives are those of BM25's best that its model scores
    highest.
-4. `cloze`: sentences taken out of the same passages, whose query they are, about two for three
-   questions: do texts help for which nobody has asked questions?
 
 Interrupted, a training continues where it was. Needs the extras `demo` and `train`.
 """
@@ -53,7 +48,7 @@ import torch
 from train_docstrings import best_passage, phrases_of
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.language import folded, sentences
+from pyterrier_longdoc.common.language import folded
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
@@ -80,10 +75,6 @@ SHARES = ["docstrings=2600", "fairytaleqa=1800", "newwiki=1200", "squad=1200", "
 """Questions of a later round: the more, the more the first has left to do on dev."""
 ABOVE = 1.0
 """Of what a model scores so much higher than the answer it is assumed that it answers, too."""
-CLOZE, CLOZE_KEPT = 5000, 0.1
-"""Sentences of a collection that become queries, and the share of them that stay in their passage, as in Lee et al.
-(2019), section 5."""
-CLOZE_WORDS = (6, 40)
 SAME = 0.5
 """A passage that has so much of the answering one is no negative."""
 
@@ -282,22 +273,6 @@ def examples_of(
     return pd.DataFrame(rows, columns=["qid", "query", "docno", "title", "text", "label"])
 
 
-def cloze_of(name: str, passages: Sequence[Passage], held: HeldOut) -> pd.DataFrame:
-    """Return the same, but the query is a sentence of the first passage, and most often not in it any more."""
-    found, rng = [], Random(f"cloze:{name}")
-    for i, passage in enumerate(passages):
-        own = [" ".join(each.split()) for each in sentences(passage.text)]
-        own = [each for each in own if CLOZE_WORDS[0] <= len(each.split()) <= CLOZE_WORDS[1]]
-        chosen = rng.sample(own, min(2, len(own))) if len(own) > 1 else []
-        found += [Question(f"cloze{i}.{j}", each, (i,)) for j, each in enumerate(chosen)]
-    examples = examples_of(name, passages, rng.sample(found, min(CLOZE, len(found))), held)
-    for row in examples.index[examples["label"] > 0]:
-        if rng.random() >= CLOZE_KEPT:
-            text, query = " ".join(examples.at[row, "text"].split()), examples.at[row, "query"]
-            examples.at[row, "text"] = text.replace(query, "")
-    return examples
-
-
 def _differs(passages: Sequence[Passage], number: int, gold: Sequence[int]) -> bool:
     """Return whether a passage is another text than those that answer."""
     if number in gold:
@@ -348,16 +323,6 @@ def docstring_passages() -> tuple[list[Passage], list[Question]]:
     passages = [Passage(entry.docno, "", entry.text) for entry in entries]
     questions = [Question(f"q-{e.docno}", e.query, (i,)) for i, e in enumerate(entries) if e.query]
     return passages, questions
-
-
-def cloze(collections: Path, folder: Path) -> None:
-    """Write cloze.jsonl.gz."""
-    held, parts = HeldOut(collections), []
-    for name in (*COLLECTIONS, "docstrings"):
-        passages = docstring_passages()[0] if name == "docstrings" else Collection(collections / name).passages("train")
-        parts.append(cloze_of(name, passages, held))
-        print(f"{name}: {parts[-1]['qid'].nunique()} sentences", flush=True)
-    pd.concat(parts, ignore_index=True).to_json(folder / "cloze.jsonl.gz", orient="records", lines=True)
 
 
 def prepare(collections: Path, folder: Path) -> None:
@@ -550,14 +515,11 @@ def main() -> None:
     third.add_argument("--seed", type=int, default=1, help="of round 1")
     third.add_argument("--seen", nargs="*", default=[], help="examples of other rounds, whose questions are left out")
     commands.add_parser("package").add_argument("folder", type=Path)
-    fourth = commands.add_parser("cloze")
-    fourth.add_argument("collections", type=Path)
-    fourth.add_argument("folder", type=Path)
     args = parser.parse_args()
-    if args.command in ("prepare", "cloze"):
-        make, data = {"prepare": prepare, "cloze": cloze}[args.command], args.folder / "data"
+    if args.command == "prepare":
+        data = args.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
-        make(args.collections, data)
+        prepare(args.collections, data)
     elif args.command == "mine":
         mine(args.folder, args)
     elif args.command == "package":

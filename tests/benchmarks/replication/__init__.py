@@ -1,1 +1,0 @@
-"""The papers' experiments in miniature, and what they say about the papers' claims."""
