@@ -6,9 +6,11 @@ on query and text alone.
 
 from __future__ import annotations
 
+import io
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,8 +118,14 @@ def draw_windows(
     return [query for query, _ in drawn], [text for _, text in drawn]
 
 
-def quantize(model: Any, queries: Sequence[str], texts: Sequence[str]) -> None:
+def quantize(model: Any, queries: Sequence[str], texts: Sequence[str], *, verbose: bool = False) -> None:
     """Compute a model's backbone in int8 from now on, calibrated on these windows and their queries.
+
+    Args:
+        model: the model.
+        queries: one for each window.
+        texts: the windows.
+        verbose: show NNCF's progress bars.
 
     Raises:
         ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if the quantized model ranks
@@ -136,12 +144,13 @@ def quantize(model: Any, queries: Sequence[str], texts: Sequence[str]) -> None:
     try:
         expected = model.score(queries, texts).scores
         names = tuple(recorder.passes[0])
-        graph = nncf.quantize(
-            converted(encoder.backbone, names),
-            nncf.Dataset([[value.numpy() for value in inputs.values()] for inputs in recorder.passes]),
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(recorder.passes),
-        )
+        with nullcontext() if verbose else redirect_stdout(io.StringIO()):
+            graph = nncf.quantize(
+                converted(encoder.backbone, names),
+                nncf.Dataset([[value.numpy() for value in inputs.values()] for inputs in recorder.passes]),
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=len(recorder.passes),
+            )
         encoder.runtime = QuantizedRuntime(*_serialized(graph), names, fingerprint(encoder.backbone.state_dict()))
         tau = kendalltau(expected, model.score(queries, texts).scores).statistic
         if not tau >= LEAST_TAU:

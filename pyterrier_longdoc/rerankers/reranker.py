@@ -889,7 +889,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         validated(candidates, self.text_field, self.text_loader, self)
         clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
-        quantize(clone.model, *draw_windows(clone.model, queries, texts, windows, int(self.seed)))
+        drawn = draw_windows(clone.model, queries, texts, windows, int(self.seed))
+        quantize(clone.model, *drawn, verbose=self.verbose)
         clone._model_arguments = None  # set it up again: its precision has changed
         return clone
 

@@ -1,26 +1,33 @@
-"""Documents per second of MaxP, runtime by runtime, beside the CrossEncoder of sentence-transformers.
+"""Windows per second of MaxP on a CPU, next to the CrossEncoder of sentence-transformers, and the machine's ceiling.
 
-    python tests/benchmarks/bench_speed.py --collection PATH/time [--topics 20] [--depth 100] [--threads 2]
-        [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 openvino-int8 st st-bf16 ...]
+    python tests/benchmarks/bench_speed.py --collection PATH/time [--topics 2] [--depth 10] [--threads 2]
+        [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 openvino-int8 st st-bf16 ...] [--memory]
 
 BM25's top documents of each topic are reranked by the packaged MaxP, written as a Hugging Face checkpoint that both
-sides load, over windows of 150 words, one every 75. The CrossEncoder (`st...`) gets the texts of the same windows, cut
-beforehand and free of charge, and the best score of each document is taken; `tokens that differ` is the share of
-windows that are other tokens when read alone. MaxP is timed from the frame of texts to the frame of scores, with
-nothing remembered from earlier rounds. A first round exports and quantizes; then settings take turns, round by round.
-Figures are those of each one's best round, the first included. Agreement is with the CrossEncoder in fp32: Kendall's
-tau (mean over topics) and the difference in nDCG@10.
+sides load, over windows of 150 words with stride 75. The CrossEncoder (`st...`) receives the texts of the same windows,
+which are split before the clock starts, and the best score of each document is taken. It sorts pairs by length itself;
+its batch size is the fastest of 16, 32 and 64. MaxP is timed from the frame of texts to the frame of scores, with
+nothing remembered from earlier rounds. Settings take turns, and the table shows the best round of each.
 
-`st` is the CrossEncoder's default (torch, fp32, 32 pairs in a batch). `st-openvino` is its own OpenVINO back end and
-needs optimum-intel; `st-export` is for where that cannot be installed: the CrossEncoder as it is, its encoder replaced
-by this package's OpenVINO export, in the precision that OpenVINO would choose. Settings that lack a library are left
-out with a note. Needs the extras `demo` and `openvino`, and sentence-transformers.
+`st` is the CrossEncoder's default: torch in float32. Its own OpenVINO and ONNX backends need optimum-intel and
+optimum-onnx, which do not install next to transformers 5.24. `st-openvino...` and `st-onnx...` are the same exports
+made by hand: the CrossEncoder as it is, with its encoder computed by OpenVINO or ONNX Runtime. Int8 is static with NNCF
+(OpenVINO) and dynamic (ONNX Runtime), as in sentence-transformers. Settings that lack a library are left out with a
+note.
+
+Columns: `first s`, seconds from the constructor to the score of one document, with export and quantization; `peak`, the
+share of the machine's matrix peak at this precision that the encoder reaches. The peak is that of the fastest of torch,
+numpy and OpenVINO. `tau` (Kendall's, mean over topics) compares with `torch`. `truncated` counts the windows (`st`) or
+documents that were not read to the end. `MB` (with `--memory`) is the peak of a process that scores with this setting
+alone. Needs the extras `demo` and `openvino`, sentence-transformers, and for `st-onnx...` onnx and onnxruntime.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,33 +47,41 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
-from pyterrier_longdoc.modelling.devices import resolve_dtype
-from pyterrier_longdoc.modelling.runtimes import OpenVinoRuntime
+from pyterrier_longdoc.modelling.devices import has_bfloat16
+from pyterrier_longdoc.modelling.runtimes import Form, Inputs, compiled, converted
 from pyterrier_longdoc.modelling.tokens import tokenize
 
+CPU = torch.device("cpu")
 OURS = {
     "torch": ("torch", "float32"),
-    "torch-fastest": ("torch", "fastest"),
     "torch-bf16": ("torch", "bfloat16"),
     "openvino": ("openvino", "float32"),
     "openvino-bf16": ("openvino", "bfloat16"),
     "openvino-int8": ("openvino", "float32"),
 }
-PEERS = ("st", "st-bf16", "st-openvino", "st-export")
+PEERS = ("st", "st-bf16", "st-openvino", "st-openvino-bf16", "st-openvino-int8", "st-onnx", "st-onnx-int8")
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
 WINDOWS = ld.SlidingWords(150, 75)
+BATCH_SIZES = (16, 32, 64)
 NEARLY_LINEAR = 1e-3
 """A state times this is so small that tanh changes it by less than 1e-4 of its size."""
 
 
 @dataclass
 class Setting:
-    """A system, the seconds of its rounds, and the scores of its last one."""
+    """A system, and what was measured of it; `score` takes the number of rows."""
 
     name: str
-    score: Callable[[], np.ndarray]
+    score: Callable[[int], np.ndarray]
+    truncated: Callable[[], int]
     seconds: list[float] = field(default_factory=list)
     scores: np.ndarray | None = None
-    padding: float | None = None
+    first: float = float("nan")
+
+    @property
+    def precision(self) -> str:
+        """float32, bf16 or int8."""
+        return next((kind for kind in ("bf16", "int8") if self.name.endswith(kind)), "float32")
 
 
 def checkpoint(folder: Path) -> str:
@@ -108,69 +123,162 @@ def passages(scorer: Any, frame: pd.DataFrame) -> tuple[list[list[str]], float]:
 
 
 def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Setting:
-    """This package's MaxP by one of its runtimes."""
+    """This package's MaxP with one of its runtimes."""
     runtime, dtype = OURS[name]
     model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, runtime=runtime, dtype=dtype, device="cpu")
     if name == "openvino-int8":
         model = model.quantize(frame)
 
-    def score() -> np.ndarray:
+    def score(rows: int) -> np.ndarray:
         forget_embeddings()
-        scores = model(frame)["score"].to_numpy()
-        setting.padding = getattr(model.coverage, "padding", None)
-        return scores
+        return model(frame.head(rows))["score"].to_numpy()
 
-    setting = Setting(name, score)
-    return setting
+    return Setting(name, score, lambda: model.coverage.documents_cut)
 
 
-def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]], args: argparse.Namespace) -> Setting:
+def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]], size: int | None) -> Setting:
     """The CrossEncoder over the texts of the windows, and the best score of each row."""
     from sentence_transformers import CrossEncoder
 
     options: dict[str, Any] = {"max_length": 512, "device": "cpu", "activation_fn": torch.nn.Identity()}
     if name == "st-bf16":
         options["model_kwargs"] = {"dtype": torch.bfloat16}
-    if name == "st-openvino":
-        options |= {"backend": "openvino", "model_kwargs": {"ov_config": {"INFERENCE_NUM_THREADS": args.threads}}}
     model = CrossEncoder(folder, **options)
-    bfloat16 = name == "st-export" and resolve_dtype("fastest", torch.device("cpu")) == torch.bfloat16
-    if name == "st-export":
-        replace_encoder(model, folder)
     pairs = [(query, passage) for query, texts in zip(frame["query"], cut, strict=True) for passage in texts]
-    starts = np.cumsum([0, *map(len, cut[:-1])])
+    if name not in ("st", "st-bf16"):
+        drawn = pairs[:: len(pairs) // 100 + 1]  # to calibrate on, one by one as optimum-intel does it
+        batches = [dict(model.tokenizer([pair], return_tensors="pt")) for pair in drawn]
+        replace_encoder(model, FORMS[name](load_backbone(folder).model.eval(), batches))
 
-    def score() -> np.ndarray:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
-            scores = model.predict(pairs, batch_size=args.peer_batch_size, show_progress_bar=False)
-        return np.maximum.reduceat(np.asarray(scores, dtype="float64"), starts)
+    def predict(pairs: list[tuple[str, str]], size: int) -> np.ndarray:
+        return np.asarray(model.predict(pairs, batch_size=size, show_progress_bar=False), dtype="float64")
 
-    return Setting(name, score)
+    def score(rows: int) -> np.ndarray:
+        counts = list(map(len, cut[:rows]))
+        return np.maximum.reduceat(predict(pairs[: sum(counts)], best), np.cumsum([0, *counts[:-1]]))
+
+    def seconds(size: int) -> float:
+        start = time.perf_counter()
+        predict(pairs[:64], size)
+        return time.perf_counter() - start
+
+    setting = Setting(name, score, lambda: sum(len(ids) > 512 for ids in model.tokenizer(pairs)["input_ids"]))
+    best = size or min(BATCH_SIZES, key=seconds)
+    return setting
 
 
-def replace_encoder(model: Any, folder: str) -> None:
-    """Lets OpenVINO compute the encoder of a CrossEncoder, which goes on batching and pooling as before."""
+def replace_encoder(model: Any, form: Form) -> None:
+    """Let another library compute the encoder of a CrossEncoder, which batches and pools as before."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-    bert, encoder = model.model.bert, load_backbone(folder).model.eval()
-    runtime = OpenVinoRuntime()
+    bert = model.model.bert
 
     def forward(input_ids: torch.Tensor, **inputs: Any) -> BaseModelOutputWithPooling:
-        given = {name: inputs.get(name) for name in ("attention_mask", "token_type_ids")}
-        states = runtime(encoder, {"input_ids": input_ids, **given})
+        states = form({"input_ids": input_ids, **{name: inputs[name] for name in NAMES[1:]}})
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=bert.pooler(states))
 
     bert.forward = forward
 
 
-def run(settings: list[Setting], rounds: int) -> None:
-    """So many rounds in turn, each begun by another setting."""
-    for round_ in range(rounds):
-        for i in range(len(settings)):
-            setting = settings[(round_ + i) % len(settings)]
+def openvino_int8(graph: Any, batches: list[list[np.ndarray]]) -> Any:
+    """The graph in int8, quantized statically by NNCF on these batches."""
+    import nncf
+
+    return nncf.quantize(graph, nncf.Dataset(batches), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
+
+
+def openvino_form(encoder: Any, batches: list[Inputs], precision: str) -> Form:
+    """The encoder in OpenVINO."""
+    graph = converted(encoder, NAMES)
+    if precision == "int8":
+        graph = openvino_int8(graph, [[batch[name].numpy() for name in NAMES] for batch in batches])
+    return compiled(graph, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def onnx_form(encoder: Any, batches: list[Inputs], precision: str) -> Form:
+    """The encoder in ONNX Runtime."""
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    class ByPosition(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            return self.encoder(**dict(zip(NAMES, tensors, strict=True))).last_hidden_state
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file, int8 = str(Path(scratch, "float32.onnx")), str(Path(scratch, "int8.onnx"))
+        torch.onnx.export(
+            ByPosition(),
+            tuple(batches[0][name] for name in NAMES),
+            file,
+            input_names=list(NAMES),
+            dynamic_axes={name: {0: "windows", 1: "tokens"} for name in NAMES},
+            dynamo=False,
+        )
+        if precision == "int8":
+            vnni = "vnni" in Path("/proc/cpuinfo").read_text()
+            quantize_dynamic(file, int8, weight_type=QuantType.QInt8 if vnni else QuantType.QUInt8)
+            file = int8
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: torch.from_numpy(session.run(None, {name: inputs[name].numpy() for name in NAMES})[0])
+
+
+FORMS: dict[str, Callable[[Any, list[Inputs]], Form]] = {
+    "st-openvino": lambda encoder, batches: openvino_form(encoder, batches, "float32"),
+    "st-openvino-bf16": lambda encoder, batches: openvino_form(encoder, batches, "bf16"),
+    "st-openvino-int8": lambda encoder, batches: openvino_form(encoder, batches, "int8"),
+    "st-onnx": lambda encoder, batches: onnx_form(encoder, batches, "float32"),
+    "st-onnx-int8": lambda encoder, batches: onnx_form(encoder, batches, "int8"),
+}
+
+
+# The machine's ceiling.
+
+
+def matrix_peaks(size: int = 1024, layers: int = 4, rounds: int = 5) -> dict[str, dict[str, float]]:
+    """GFLOP/s (int8: GOP/s) of products of square matrices, by precision and library; no bf16 where it is emulated."""
+    x, weights = torch.randn(size, size), torch.nn.Sequential(*(torch.nn.Linear(size, size) for _ in range(layers)))
+    array, flops = x.numpy(), 2 * size**3 / 1e9
+
+    def speed(run: Callable[[], Any], products: int = 1) -> float:
+        seconds = []
+        for _ in range(rounds + 1):
             start = time.perf_counter()
-            setting.scores = setting.score()
-            setting.seconds.append(time.perf_counter() - start)
+            run()
+            seconds.append(time.perf_counter() - start)
+        return products * flops / min(seconds[1:])
+
+    def openvino_speed(precision: str) -> float:
+        import openvino
+
+        graph = openvino.convert_model(weights, example_input=x)
+        if precision == "int8":
+            graph = openvino_int8(graph, [[array]])
+        form = compiled(graph, torch.bfloat16 if precision == "bf16" else torch.float32)
+        return speed(lambda: form({"x": x}), layers)
+
+    with torch.inference_mode():
+        peaks = {
+            "float32": {"torch": speed(lambda: x @ x), "numpy": speed(lambda: array @ array)},
+            "int8": {"openvino": openvino_speed("int8")},
+        }
+        if has_bfloat16(CPU):
+            half = x.bfloat16()
+            peaks["bf16"] = {"torch": speed(lambda: half @ half), "openvino": openvino_speed("bf16")}
+    peaks["float32"]["openvino"] = openvino_speed("float32")
+    return peaks
+
+
+def giga_operations(model: torch.nn.Module, lengths: list[int]) -> float:
+    """Billions of multiplications and additions, in linear layers and in attention, for windows of so many tokens."""
+    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+    width = model.config.hidden_size * model.config.num_hidden_layers
+    return sum(2.0 * weights * tokens + 4.0 * width * tokens**2 for tokens in lengths) / 1e9
 
 
 def tau(frame: pd.DataFrame, scores: np.ndarray, reference: np.ndarray) -> float:
@@ -191,30 +299,6 @@ def ndcg(frame: pd.DataFrame, scores: np.ndarray, qrels: pd.DataFrame) -> float:
     return float(ir_measures.calc_aggregate([ir_measures.nDCG @ 10], judged, run_)[ir_measures.nDCG @ 10])
 
 
-def table(settings: list[Setting], frame: pd.DataFrame, qrels: pd.DataFrame, windows: int) -> pd.DataFrame:
-    """One row per setting."""
-    best = {setting.name: min(setting.seconds) for setting in settings}
-    fastest = min((seconds for name, seconds in best.items() if name in PEERS), default=float("nan"))
-    by_name = {setting.name: setting for setting in settings}
-    reference = by_name.get("st", settings[0]).scores
-    gain = ndcg(frame, reference, qrels)
-    return pd.DataFrame(
-        {
-            "setting": setting.name,
-            "s": round(best[setting.name], 2),
-            "documents/s": round(len(frame) / best[setting.name], 1),
-            "windows/s": round(windows / best[setting.name], 1),
-            "to st": round(best.get("st", float("nan")) / best[setting.name], 2),
-            "to best st": round(fastest / best[setting.name], 2),
-            "slowest round": round(max(setting.seconds) / best[setting.name], 2),
-            "tau": round(tau(frame, setting.scores, reference), 4),
-            "|d nDCG@10|": round(abs(ndcg(frame, setting.scores, qrels) - gain), 4),
-            "padding": "" if setting.padding is None else f"{setting.padding:.1%}",
-        }
-        for setting in settings
-    )
-
-
 def collection(args: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
     """BM25's top documents with their texts, and the qrels."""
     import pyterrier as pt
@@ -228,37 +312,91 @@ def collection(args: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
         return (bm25 >> dataset.text_loader())(topics), dataset.get_qrels()
 
 
+def table(
+    settings: list[Setting], frame: pd.DataFrame, qrels: pd.DataFrame, windows: int, speeds: dict[str, float]
+) -> pd.DataFrame:
+    """One row per setting; `speeds` are shares of the peak at one second."""
+    by_name = {setting.name: setting for setting in settings}
+    base, peers = by_name.get("torch", settings[0]), [setting for setting in settings if setting.name in PEERS]
+    rows = []
+    for setting in settings:
+        best = min(setting.seconds)
+        rivals = [min(peer.seconds) for peer in peers if peer.precision == setting.precision]
+        rows.append(
+            {
+                "setting": setting.name,
+                "windows/s": round(windows / best, 1),
+                "to torch": round(min(base.seconds) / best, 2),
+                "to best st": round(min(rivals) / best, 2) if rivals else "",
+                "peak": f"{speeds[setting.precision] / best:.0%}" if setting.precision in speeds else "",
+                "first s": round(setting.first, 1),
+                "tau": round(tau(frame, setting.scores, base.scores), 3),
+                "nDCG@10": round(ndcg(frame, setting.scores, qrels), 4),
+                "truncated": setting.truncated(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def build(
     args: argparse.Namespace, folder: str, frame: pd.DataFrame, cut: list[list[str]], query: int
 ) -> list[Setting]:
-    """The settings that can be made here, each after a first round, in which it exports and quantizes."""
+    """The settings that can be made here."""
     settings = []
     for name in args.settings:
         start = time.perf_counter()
         try:
-            made = ours(name, folder, frame, query) if name in OURS else peer(name, folder, frame, cut, args)
-            run([made], 1)
-        except Exception as error:
-            # sentence-transformers raises a plain Exception where optimum is missing.
-            if not isinstance(error, ImportError) and "requires installing Optimum" not in str(error):
-                raise
+            one = ours(name, folder, frame, query) if name in OURS else peer(name, folder, frame, cut, 32)
+        except ImportError as error:
             print(f"  {name} is left out: {str(error).strip().splitlines()[0]}", flush=True)
             continue
-        print(f"  {name}: first round {time.perf_counter() - start:.1f} s", flush=True)
-        settings.append(made)
+        one.score(1)
+        first = time.perf_counter() - start
+        if name in PEERS:
+            one = peer(name, folder, frame, cut, None)
+        one.first = first
+        print(f"  {name}: first document after {first:.1f} s", flush=True)
+        settings.append(one)
     return settings
 
 
+def run(settings: list[Setting], rounds: int, rows: int) -> None:
+    """Let the settings take turns; another one begins each round."""
+    for round_ in range(rounds):
+        for i in range(len(settings)):
+            setting = settings[(round_ + i) % len(settings)]
+            start = time.perf_counter()
+            setting.scores = setting.score(rows)
+            setting.seconds.append(time.perf_counter() - start)
+            print(f"  round {round_ + 1}: {setting.name} {setting.seconds[-1]:.2f} s", file=sys.stderr, flush=True)
+
+
+def peak_memory(run_: Callable[[], Any]) -> int:
+    """The most megabytes that this process holds while it runs something (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    run_()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+
+def memory(name: str) -> int | str:
+    """The peak of a process that scores with one setting alone."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--settings", name, "--report-memory"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return json.loads(lines[-1])["MB"]
+
+
 def main() -> None:
-    """Prints the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collection", required=True, help="folder with docs.jsonl, topics.tsv and qrels.txt")
-    parser.add_argument("--topics", type=int, default=20, help="sample so many; 0 takes all (default 20)")
-    parser.add_argument("--depth", type=int, default=100)
+    parser.add_argument("--topics", type=int, default=4, help="number of topics; 0 takes all (default 4)")
+    parser.add_argument("--depth", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer-batch-size", type=int, default=32, help="of the CrossEncoder (default: its own, 32)")
     parser.add_argument("--settings", nargs="+", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
+    parser.add_argument("--memory", action="store_true", help="measure memory as well, in a process for each setting")
+    parser.add_argument("--report-memory", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", category=ld.TruncationWarning)
@@ -266,17 +404,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint(Path(scratch))
         tokenizer = load_backbone(folder).tokenizer
-        query = max(len(ids) for ids in tokenizer(list(set(frame["query"])), add_special_tokens=False)["input_ids"])
+        queries = tokenizer(list(frame["query"]), add_special_tokens=False)["input_ids"]
+        query = max(map(len, queries))
         scorer = ld.MaxP(folder, windows=WINDOWS, max_query_len=query, device="cpu").model
         cut, differ = passages(scorer, frame)
+        settings = build(args, folder, frame, cut, query)
+        if args.report_memory:
+            print(json.dumps({"MB": peak_memory(lambda: settings[0].score(len(frame)))}))
+            return
         windows = sum(map(len, cut))
         print(
-            f"{frame['qid'].nunique()} topics, {len(frame)} documents, {windows} windows of 150 words, one every 75; "
+            f"{frame['qid'].nunique()} topics, {len(frame)} documents, {windows} windows of 150 words with stride 75; "
             f"tokens that differ: {differ:.2%} of windows; {args.threads} thread(s), best of {args.rounds} rounds"
         )
-        settings = build(args, folder, frame, cut, query)
-        run(settings, args.rounds)
-    print(table(settings, frame, qrels, windows).to_string(index=False))
+        peaks = matrix_peaks()
+        print("GFLOP/s of products of 1024 x 1024 matrices:")
+        print(pd.DataFrame(peaks).T.round(0).to_string())
+        run(settings, args.rounds, len(frame))
+        pairs = [(q, text) for q, texts in zip(frame["query"], cut, strict=True) for text in texts]
+        lengths = [len(ids) for ids in tokenizer(pairs)["input_ids"]]
+        work = giga_operations(scorer.encoder.backbone, lengths)
+        shares = {precision: work / max(speeds.values()) for precision, speeds in peaks.items()}
+        results = table(settings, frame, qrels, windows, shares)
+        if args.memory:
+            results["MB"] = [memory(name) for name in results["setting"]]
+    print(results.to_string(index=False))
 
 
 if __name__ == "__main__":

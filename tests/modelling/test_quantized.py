@@ -153,3 +153,9 @@ def test_a_quantization_that_has_failed_is_refused(folder, candidates, monkeypat
     monkeypatch.setattr(quantized, "LEAST_TAU", 1.01)
     with pytest.raises(ValueError, match="Kendall's tau"):
         ld.MaxP(folder, **SLIDING).quantize(candidates)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_progress_bars_are_shown_only_if_verbose(folder, candidates, capsys, verbose):
+    ld.MaxP(folder, **SLIDING, verbose=verbose).quantize(candidates)
+    assert ("Statistics collection" in capsys.readouterr().out) == verbose
