@@ -72,6 +72,8 @@ def pytest_ignore_collect(collection_path, config) -> bool | None:
 
 
 def pytest_collection_modifyitems(config, items) -> None:
+    # README, pages and notebooks take longest: first, so that no process waits for another one at the end.
+    items.sort(key=lambda item: item.path.parent != TESTS)
     for item in items:
         if "terrier_home" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.terrier)

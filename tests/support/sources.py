@@ -1,4 +1,4 @@
-"""A small passage collection, and long documents made of it."""
+"""A small passage collection, long documents made of it, and a part of the docstrings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ import pandas as pd
 from pyterrier_longdoc.data import far_relevant
 
 SMALL = {"min_offset": 20, "max_doc_len": 60}
+SLICE = """
+from pyterrier_longdoc.data import docstrings
+docstrings.PACKAGES = {"matplotlib": "matplotlib"}
+"""
+"""Code after which the collections of docstrings in a process are a twentieth as large."""
+ON_TORCH = """
+import sys
+sys.modules["openvino"] = None
+"""
+"""Code after which models stay on torch: for a few texts OpenVINO's export takes longer than all else."""
 _WORDS = "sun moon star sky tree river stone bird fish cat dog house road wind rain snow".split()  # noqa: SIM905
 
 

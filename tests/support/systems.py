@@ -66,6 +66,9 @@ REMEMBERING = ("LateIR", "MaxSim", *BI_ENCODERS)
 REPRESENTATIVE = ("MaxP", "PARADE-pretrained", "LateIR", "CEDR-knrm", "BiEncoder-max")
 """Systems with code of their own between text and score; the others differ from one of them in a head or in windows."""
 
+CONTRACT = (*REPRESENTATIVE, "FirstP", "LongP", "Birch", "PARADE-query", "MaxSim", "NeuralModel1", "TKL")
+"""Also those that read, remember or need something else: what holds for these does not depend on the head."""
+
 QUIET = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.reranker.UntrainedWarning"),
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
