@@ -24,7 +24,7 @@ from ..common.frames import (
     with_windows_in,
 )
 from ..experiment.significance import Statistics, compare, correct, resampled_means
-from ..modelling.preselection import BM25Windows, TextPairs
+from ..modelling.preselection import BM25Windows
 from ..modelling.tokens import TokenizedText
 
 BASELINES = FIRST, RANDOM, BM25 = "first windows", "random windows", "BM25's best windows"
@@ -153,8 +153,8 @@ def _rows(windows: dict[str, Any], gold: np.ndarray, query: str, text: str, ks: 
     if max(spans.max(), gold.max()) > len(text):
         raise ValueError("windows or gold text end after the text: give text_field= (without repeat) or text_loader=")
     # Each window is one token, so that BM25 counts the words in exactly its characters.
-    pair = TextPairs([query], [TokenizedText(np.zeros(len(spans)), text, spans)], *np.zeros((2, 1), "int64"))
-    (best,) = BM25Windows(ks[-1]).choose(pair, [[(i, i + 1) for i in range(len(spans))]], ordered=True)
+    document, tokens = TokenizedText(np.zeros(len(spans)), text, spans), [(i, i + 1) for i in range(len(spans))]
+    (best,) = BM25Windows(ks[-1]).choose([query], [document], [tokens], ordered=True)
     windows = {**windows, FIRST: spans, BM25: spans[best]}
     fifths = 1 + np.minimum(4, 5 * gold.sum(1) // (2 * max(1, len(text))))
     for fifth in [0, *np.unique(fifths).tolist()]:

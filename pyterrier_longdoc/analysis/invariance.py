@@ -172,8 +172,9 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
 def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
     if not hasattr(type(model), "model") or getattr(model, "is_external", False):
         return f"{type(model).__name__} does not say what its backbone is"
-    if model.model.settings.runtime != "torch":
-        return f"runtime={model.model.settings.runtime!r} has its own"
+    runtime = model.model.encoder.computed_in[1]
+    if runtime != "torch":
+        return f"runtime={runtime!r} has its own"
     backbone = model.model.encoder.backbone
     default = getattr(backbone.config, "_attn_implementation", None)
     if default == implementation:

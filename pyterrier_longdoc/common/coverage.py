@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from .frames import Text
 from .presentation import percent
 
 CHOICES = ("max_windows=", "preselect=")
 """Prefixes of arguments that choose windows: what they leave out was asked for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """How much is read of a pair of a query and a text.
+    """How much is read of a pair of a query and a text: a row of the table that a `Coverage` sums up.
 
     Attributes:
+        query: the query.
         tokens: tokens of the text.
         tokens_read: tokens of the text in at least one window.
         windows: windows of the text.
@@ -29,13 +29,14 @@ class Reading:
         cut: tokens that are not read, of the text and of what is read with each window, by the argument that cuts them.
     """
 
+    query: str
     tokens: int
     tokens_read: int
     windows: int
     query_tokens: int = 0
     query_tokens_read: int = 0
     query_cut_by: str = ""
-    cut: dict[str, int] = field(default_factory=dict)
+    cut: Mapping[str, int] = field(default_factory=dict)
 
 
 def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
@@ -49,7 +50,7 @@ def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
 
 @dataclass
 class Coverage:
-    """How much was read of the texts of a run, and how many tokens the backbone computed for it.
+    """How much was read of the texts of a run, a sum of `Reading`s, and how many tokens the backbone computed for it.
 
     Two coverages are equal if the same text was read; how it was computed may differ.
 
@@ -134,15 +135,24 @@ class Coverage:
         """`cut` without `max_windows` and `preselect`, which leave text out on purpose."""
         return {argument: tokens for argument, tokens in self.cut.items() if not argument.startswith(CHOICES)}
 
-    def add(self, reading: Reading) -> None:
-        """Count the text of a new pair; an `Account` counts the query."""
-        self.documents += 1
-        self.documents_cut += reading.tokens_read < reading.tokens
-        self.tokens += reading.tokens
-        self.tokens_read += reading.tokens_read
-        self.windows += reading.windows
-        for argument, tokens in reading.cut.items():
-            self.add_cut(argument, tokens)
+    def add(self, rows: Iterable[Reading]) -> None:
+        """Add up the rows of distinct pairs, all at once: a query counts as far as it was read with every text."""
+        queries: dict[str, Reading] = {}
+        for row in rows:
+            self.documents += 1
+            self.documents_cut += row.tokens_read < row.tokens
+            self.tokens += row.tokens
+            self.tokens_read += row.tokens_read
+            self.windows += row.windows
+            for argument, tokens in row.cut.items():
+                self.add_cut(argument, tokens)
+            queries[row.query] = min(row, queries.get(row.query, row), key=lambda each: each.query_tokens_read)
+        for row in queries.values():
+            self.queries += 1
+            self.queries_cut += row.query_tokens_read < row.query_tokens
+            self.query_tokens += row.query_tokens
+            self.query_tokens_read += row.query_tokens_read
+            self.add_cut(row.query_cut_by, row.query_tokens - row.query_tokens_read)
 
     def add_cut(self, argument: str, tokens: int) -> None:
         """Count tokens that an argument cut, named with its value."""
@@ -190,35 +200,6 @@ def in_words(cut: Mapping[str, int]) -> str:
     return ", ".join(f"{tokens} tokens cut by {argument}" for argument, tokens in cut.items())
 
 
-class Account:
-    """Counts the text that a run or a training reads: each query, and each pair of a query and a text, once."""
-
-    def __init__(self, dtype: str | None = None, runtime: str | None = None) -> None:
-        self.coverage = Coverage(dtype=dtype, runtime=runtime)
-        self._pairs: set[int] = set()  # hashes: augmented texts are as many as draws
-        self._queries: dict[str, int] = {}  # the most tokens of each that any text left unread
-
-    def add(self, queries: Sequence[str], texts: Sequence[Text], readings: Sequence[Reading]) -> None:
-        """Count P pairs of a query and a text."""
-        coverage = self.coverage
-        for query, text, reading in zip(queries, texts, readings, strict=True):
-            if query not in self._queries:
-                self._queries[query] = 0
-                coverage.queries += 1
-                coverage.query_tokens += reading.query_tokens
-                coverage.query_tokens_read += reading.query_tokens
-            old_loss, loss = self._queries[query], reading.query_tokens - reading.query_tokens_read
-            if loss > old_loss:
-                self._queries[query] = loss
-                coverage.queries_cut += old_loss == 0
-                coverage.query_tokens_read -= loss - old_loss
-                coverage.add_cut(reading.query_cut_by, loss - old_loss)
-            pair = hash((query, text))
-            if pair not in self._pairs:
-                self._pairs.add(pair)
-                coverage.add(reading)
-
-
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """How the windows of one document were scored.
@@ -228,14 +209,14 @@ class Explanation:
         scores: score that the document would have if it were that window, or the window of that block, alone.
         weights: attention of the document's score over that window; None for a head without attention.
         term_scores: each query token and its part in the score; None for a head that cannot tell.
-        term_places: each query token, the characters where its maximum stands, and its part; None but in `MaxSim`.
+        extra: what some encoders alone explain, by column.
     """
 
     spans: list[tuple[int, int]]
     scores: list[float]
     weights: list[float] | None
     term_scores: list[tuple[str, float]] | None = None
-    term_places: list[tuple[str, int, int, float]] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> int:

@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,18 +121,14 @@ class ArrayStore(Store):
         super().__init__(path)
         self.max_bytes = max_bytes
 
-    def through(
-        self, setting: bytes, sequences: Sequence[np.ndarray], make: MakeArrays, *, width: int
-    ) -> list[np.ndarray]:
-        """Return the fp16 arrays of distinct token sequences and a setting; `make` makes those not in the file."""
-        keys = [blake2b(setting + sequence.tobytes(), digest_size=16).digest() for sequence in sequences]
+    def through(self, keys: Sequence[bytes], make: MakeArrays, *, width: int) -> list[np.ndarray]:
+        """Return the fp16 arrays of distinct keys; `make` makes those not in the file."""
         rows = list(self._rows(keys))
         with self._undamaged():
             arrays = {key: np.frombuffer(value, np.float16, size // 2).reshape(-1, width) for key, value, size in rows}
         missing = [i for i, key in enumerate(keys) if key not in arrays]
         if missing:
-            made = make([sequences[i] for i in missing])
-            new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, made, strict=True)}
+            new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, make(missing), strict=True)}
             self._put([(key, a.nbytes, a.tobytes()) for key, a in new.items() if a.nbytes <= self.max_bytes])
             arrays |= new
         return [arrays[key].copy() for key in keys]  # torch wants arrays that can be written

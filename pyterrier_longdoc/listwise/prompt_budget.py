@@ -131,14 +131,16 @@ class PromptBudget(Tokens):
 
     def coverage(self, queries: int) -> Coverage:
         """Return the coverage of all prompts so far: for each query and text the shortest excerpt counts."""
-        coverage = Coverage(queries=queries)
+        coverage, rows = Coverage(), []
         for (query, text), excerpt in self._shortest.items():
             length, tokens = self._length_of(text), excerpt.tokens
             eligible = max(tokens, self._excerpt(query, text, sys.maxsize).tokens)
             cut = Counter({self.chosen_by: length - eligible})
             cut[f"max_doc_len={self.max_doc_len}"] = eligible - max(tokens, min(self.max_doc_len or eligible, eligible))
             cut[excerpt.cut_by] += length - tokens - cut.total()
-            coverage.add(Reading(length, tokens, excerpt.passages, cut=cut))
+            rows.append(Reading(query, length, tokens, excerpt.passages, cut=cut))
+        coverage.add(rows)
+        coverage.queries = queries
         return coverage
 
     def _room(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:

@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,42 @@ from .backbones.sentence_transformers_files import (
     transformer_settings,
 )
 from .devices import current_dtype
-from .encoder import WindowEncoder, map_distinct
-from .inputs import NOTHING, Encoded, InputFormat, Pairs, QueryStates, Settings, to_dense
-from .tokens import TokenCache
+from .encoder import WindowEncoder, distinct
+from .inputs import Encoded, Input, Inputs, QueryStates, Settings, to_dense
+from .readers import SeparateReader
+from .readers.separate import specials_of_text
 from .weights import WeightsWatch
 
 EMBEDDING_POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
+
+
+class SpreadReader(SeparateReader):
+    """Gives inputs that are short enough the positions `0, step, 2 step, ...` (E5-4K).
+
+    The number of tokens of an input decides, special ones included. Differs from the LongEmbed code, where the longest
+    input of a batch decides, so that a short text's embedding depends on its batch.
+    """
+
+    def __init__(self, backbone: Backbone, settings: Settings, step: int, **options: Any) -> None:
+        kind, longest = backbone.family, backbone.longest_input
+        if kind != "bert" or longest is None or longest < step:
+            raise ValueError(
+                f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone "
+                f"is of type {kind!r} and takes {longest} tokens: leave position_step at 1"
+            )
+        self.step = step
+        super().__init__(backbone, settings, **options)
+
+    def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
+        return self._spread(super().assemble(query, content))
+
+    def assemble_query(self, query: np.ndarray) -> Input:
+        return self._spread(super().assemble_query(query))
+
+    def _spread(self, one: Input) -> Input:
+        step = self.step if len(one) * self.step <= (self.longest or 0) else 1
+        return replace(one, positions=np.arange(len(one), dtype=np.int32) * step)
 
 
 class EmbeddingEncoder(WindowEncoder):
@@ -53,7 +81,7 @@ class EmbeddingEncoder(WindowEncoder):
         similarity: `"cosine"` or `"dot"`; None for that of the checkpoint, else cosine.
         query_prefix: put before every query; None for that of the checkpoint.
         passage_prefix: put before every window; None for that of the checkpoint.
-        position_step: the distance between positions of short inputs; see `spread_positions`.
+        position_step: the distance between positions of short inputs; see `SpreadReader`.
     """
 
     def __init__(
@@ -72,43 +100,45 @@ class EmbeddingEncoder(WindowEncoder):
         if (query_prefix or passage_prefix) and not defaults.pools_prompt:
             raise ValueError("this checkpoint leaves its prompt out of the mean, but BiEncoder's prefixes count in it")
         pooling = _choose("pooling", pooling, defaults.pooling, EMBEDDING_POOLINGS)
-        self.prefixes = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
+        self.prefixes = query_prefix, passage_prefix
         self.position_step = position_step
         super().__init__(replace(shared.backbone, pooling=pooling, representation=defaults.projection))
         self.shared = shared
         self.similarity = _choose("similarity", similarity, defaults.similarity, SIMILARITIES)
 
-    def make_format(self, backbone: Backbone) -> InputFormat:
-        return prefixed_format(backbone, self.prefixes, self.position_step)
+    def make_reader(self, settings: Settings) -> SeparateReader:
+        lengths = self.shared.settings.query_length, self.shared.settings.document_length
+        options: dict[str, Any] = {"prefixes": self.prefixes, "lengths": lengths}
+        if self.position_step == 1:
+            return SeparateReader(self.origin, settings, **options)
+        return SpreadReader(self.origin, settings, self.position_step, **options)
 
-    def use(self, settings: Settings) -> None:
-        lengths = self.shared.settings
-        super().use(within_lengths(settings, self.input_format, lengths.query_length, lengths.document_length))
+    def room(self, length: int) -> int:
+        """Return the most tokens of a window in inputs of this length, as far as the backbone takes it."""
+        specials, _ = specials_of_text(self.origin, self.prefixes[1])
+        return max(1, min(length, self.origin.longest_input or sys.maxsize) - len(specials))
 
-    def make_runtime(self, name: str | None) -> Any:
+    def make_runtime(self, name: str) -> Any:
         return self.shared.runtimes.setdefault(name, super().make_runtime(name))
 
     def refresh(self) -> None:
         super().refresh()
         self.shared.forget_if_changed(self)
 
-    def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
-        distinct_vectors = self._embed(pairs.queries, self.format.query_format or self.format, coverage)
-        query_vectors = distinct_vectors[list(pairs.query)]  # (P, H)
-        window_format = replace(self.format, query_format=None, query_lead="")  # windows serve all prefixes of queries
-        vectors = self._embed(list(chain.from_iterable(pairs.documents)), window_format, coverage)
-        document_vectors = vectors.split(list(map(len, pairs.documents)))
-        window_vectors = torch.cat([document_vectors[number] for number in pairs.document])  # (V, H)
-        mask = torch.ones(len(query_vectors), 1, dtype=torch.bool, device=self.device)
-        return replace(to_dense(window_vectors, pairs.counts), query=QueryStates(query_vectors.unsqueeze(1), mask))
+        queries = self._embed([pair.query_input for pair in pairs], coverage)  # (P, H)
+        windows = self._embed([one for pair in pairs for one in pair.windows], coverage)  # (V, H)
+        mask = torch.ones(len(queries), 1, dtype=torch.bool, device=self.device)
+        documents = to_dense(windows, [len(pair.windows) for pair in pairs])
+        return replace(documents, query=QueryStates(queries.unsqueeze(1), mask))
 
-    def _embed(self, sequences: Sequence[np.ndarray], form: InputFormat, coverage: Coverage | None) -> torch.Tensor:
-        """Return `(V, H)` fp32 embeddings of V token sequences; remembered ones are not encoded again."""
-        made_by = self.shared.settings
+    def _embed(self, inputs: Sequence[Any], coverage: Coverage | None) -> torch.Tensor:
+        """Return `(V, H)` fp32 embeddings of V inputs; remembered ones are not encoded again."""
+        made_by, (unique, numbers) = self.shared.settings, distinct(inputs)
 
-        def embed(new: list[np.ndarray]) -> np.ndarray:
-            vectors = self.vectors([NOTHING], [0] * len(new), new, form, coverage)
+        def embed(new: list[int]) -> np.ndarray:
+            vectors = self.vectors([unique[i] for i in new], coverage)
             if made_by.normalizes:
                 vectors = nn.functional.normalize(vectors, dim=-1)
             vectors = vectors[:, : made_by.truncate_dim]
@@ -116,9 +146,9 @@ class EmbeddingEncoder(WindowEncoder):
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
-        key = (form, self.pooling, self.similarity, current_dtype(self.device), self.device.type, self.settings.runtime)
-        embeddings = map_distinct(sequences, lambda distinct: self.shared.cache.through(key, distinct, embed))
-        return torch.from_numpy(np.stack(embeddings)).to(self.device)
+        setting = self.pooling, self.similarity, current_dtype(self.device), self.device.type, self.runtime.name
+        embeddings = self.shared.cache.through([(setting, one.key) for one in unique], embed)
+        return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
 
 
 class Similarity(nn.Module):
@@ -162,14 +192,13 @@ def _choose(argument: str, value: str | None, default: str | None, choices: tupl
 
 
 class SharedEncoder:
-    """A loaded encoder with its remembered embeddings and tokens; this package never trains it."""
+    """A loaded encoder with its remembered embeddings; this package never trains it."""
 
     def __init__(self, backbone: Backbone, settings: EmbeddingSettings) -> None:
         self.backbone = backbone
         self.settings = settings
         self.cache = EmbeddingCache()
-        self.tokens = TokenCache()
-        self.runtimes: dict[str | None, Any] = {}
+        self.runtimes: dict[str, Any] = {}
         self._weights = WeightsWatch()
 
     def forget_if_changed(self, encoder: nn.Module) -> None:
@@ -285,52 +314,3 @@ def _lengths(name: str, tokenizer: Any) -> tuple[int, int]:
             raise ValueError(f"checkpoint {name!r} has {key}={settings[key]!r}, which BiEncoder cannot apply")
     longest = longest_of(name, settings, tokenizer)
     return settings.get("query_length") or longest, settings.get("document_length") or longest
-
-
-def within_lengths(
-    settings: Settings, form: InputFormat, query_length: int | None, document_length: int | None
-) -> Settings:
-    """Return settings in which a checkpoint's lengths hold for queries and windows that no argument gives a size."""
-    query_form: Any = form.query_format
-    if settings.max_query_len is None and (query_length or form.longest):
-        longest = min(query_length or sys.maxsize, form.longest or sys.maxsize)
-        settings = replace(settings, max_query_len=max(1, longest - query_form.specials))
-    has_size = settings.windows.within(settings.windows.largest or sys.maxsize) == settings.windows
-    if document_length and not has_size:
-        settings = settings.within(room(form, document_length))
-    return settings
-
-
-def room(form: InputFormat, document_length: int) -> int:
-    """Return the most tokens of a window in inputs of this length, as far as the backbone takes it."""
-    return max(1, min(document_length, form.longest or sys.maxsize) - form.specials)
-
-
-def prefixed_format(backbone: Backbone, prefixes: dict[str, str], position_step: int = 1) -> InputFormat:
-    """Return the format of separate queries and windows, with a prefix for queries and one for windows, by name."""
-    forms = []
-    for name, prefix in prefixes.items():
-        form, lead = backbone.text_format(prefix)
-        if backbone.longest_input is not None and form.specials >= backbone.longest_input:
-            raise ValueError(f"{name}={prefix!r} fills the backbone's {backbone.longest_input} tokens")
-        form = spread_positions(form, backbone, position_step)
-        forms.append((replace(form, longest=backbone.longest_input), lead))
-    (query, query_lead), (text, text_lead) = forms
-    return replace(text, query_format=query, query_lead=query_lead, text_lead=text_lead)
-
-
-def spread_positions(form: InputFormat, backbone: Backbone, step: int) -> InputFormat:
-    """Return the format with positions `0, step, 2 step, ...` for inputs that are short enough for them.
-
-    The number of tokens of an input decides, special ones included. Differs from the LongEmbed code, where the longest
-    input of a batch decides, so that a short text's embedding depends on its batch.
-    """
-    if step == 1:
-        return form
-    kind, longest = backbone.family, backbone.longest_input
-    if kind != "bert" or longest is None or longest < step:
-        raise ValueError(
-            f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone is "
-            f"of type {kind!r} and takes {longest} tokens: leave position_step at 1"
-        )
-    return replace(form, spread=(longest // step, step))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -24,8 +24,10 @@ from ..common.files import full_name
 from ..common.language import named_tokenizer
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import Encoded, InputFormat, Settings, to_dense
-from .windows import WholeText
+from .inputs import Encoded, Input, Inputs, Query, Settings, to_dense
+from .readers import Reader
+from .tokens import Span, TokenizedText, tokenize
+from .windows import WholeText, Windows
 from .words import Words
 
 ASSUMED_INPUT = 512
@@ -93,14 +95,57 @@ class ExternalScorer(ABC):
         return None
 
 
+class ExternalReader(Reader):
+    """Reads texts in place of token ids; tokens only count."""
+
+    needs_offsets = True
+
+    def __init__(self, encoder: ExternalEncoder, settings: Settings) -> None:
+        longest = encoder.limits.longest_input
+        self.counts_words = encoder.scorer.tokenizer is None
+        self.specials = encoder.tokenizer.num_special_tokens_to_add(pair=True)
+        self.assumed = int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN)
+        super().__init__(encoder.tokenizer, settings, longest=None if longest is None else longest - SPARE_TOKENS)
+
+    def special_tokens(self) -> int:
+        return self.specials
+
+    def room(self) -> tuple[int, int, int] | None:
+        room = self.assumed if self.counts_words else self.longest and self.longest - self.specials
+        return None if room is None else (room, room, room)
+
+    def fit(self) -> tuple[Windows, int | None]:
+        """See the base class; windows without a size get as many words as mostly fit, and a given size is kept."""
+        if not self.counts_words:
+            return super().fit()
+        windows, max_query_len = self.asked()
+        has_size = windows.within(sys.maxsize) == windows
+        if not has_size and not (self.longest is None and isinstance(windows, WholeText)):
+            windows, _ = super().fit()
+        return windows, max_query_len
+
+    def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
+        """Return an input that nobody reads."""
+        raise NotImplementedError
+
+    def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
+        return Inputs(query, document, spans, [], self.row(query, text, document, spans))
+
+    def words(self, query: Query) -> str:
+        """Return the text of a query that is read."""
+        (tokens,) = tokenize(self.tokenizer, self.settings.layout.read([query.text]), offsets=True)
+        return tokens.beginning(query.tokens_read)
+
+
 class ExternalEncoder(nn.Module):
     """Asks a scorer about windows; each distinct pair of a run once."""
 
     block_characters = BLOCK_CHARACTERS
-    reads_text = True
     is_exported = False
+    computed_in = None, None
 
     settings: Settings
+    reader: ExternalReader
 
     def __init__(self, scorer: ExternalScorer) -> None:
         super().__init__()
@@ -111,29 +156,11 @@ class ExternalEncoder(nn.Module):
         self.scorer = scorer
         self.tokenizer = Words() if choice is None else tokenizer
         self.limits = scorer.limits()
-        specials = self.tokenizer.num_special_tokens_to_add(pair=True)
-        longest = None if self.limits.longest_input is None else self.limits.longest_input - SPARE_TOKENS
-        self.format = InputFormat((0,) * specials, (), (), None, 0, longest=longest)
         self._scores: dict[bytes, float] = {}
 
-    def check_needs(self, needs: str) -> None:
-        """Accept any need: rerankers combine it only with heads that need no more than scores."""
-
-    def use(self, settings: Settings) -> None:
-        """Score by these settings from now on."""
-        if self.scorer.tokenizer is None:
-            self.settings = self._in_words(settings)
-        else:
-            self.settings, _ = self.format.fit(settings)
-
-    def _in_words(self, settings: Settings) -> Settings:
-        """Give windows without a size as many words as mostly fit; keep a given size."""
-        windows, longest = settings.windows, self.limits.longest_input
-        if windows.within(sys.maxsize) == windows or (longest is None and isinstance(windows, WholeText)):
-            return settings
-        words = int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN)
-        fitted, _ = InputFormat((), (), (), None, 0, longest=words).fit(settings)
-        return replace(settings, windows=fitted.windows)
+    def use(self, settings: Settings, needs: str) -> None:
+        """Score by these settings from now on; rerankers combine it only with heads that need no more than scores."""
+        self.settings, self.reader = settings, ExternalReader(self, settings)
 
     def refresh(self) -> None:
         """Forget, at the start of a run, the scores of an earlier one: they may have changed."""
@@ -146,12 +173,13 @@ class ExternalEncoder(nn.Module):
         nn.init.zeros_(final.bias)
         return WarmStart(final, torch.zeros(1), torch.zeros(1))
 
-    def forward(self, pairs: Any, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
-        """Return the scores of the windows of `model.ReadPairs`: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
-        windows = [list(map(text.input_text, spans)) for text, spans in zip(pairs.texts, pairs.spans, strict=True)]
-        numbers = list(zip(pairs.query, pairs.document, strict=True))
-        questions = [(pairs.query_texts[query], window) for query, document in numbers for window in windows[document]]
-        keys, known = [_key(*pair) for pair in questions], self._scores
+    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+        """Return the scores of the windows of P pairs: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
+        questions = []
+        for pair in pairs:
+            query = self.reader.words(pair.query)
+            questions += [(query, pair.text.input_text(span)) for span in pair.spans]
+        keys, known = [_key(*question) for question in questions], self._scores
         new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in known}
         if new_questions:
             queries, texts = zip(*new_questions.values(), strict=True)
@@ -163,7 +191,11 @@ class ExternalEncoder(nn.Module):
                 coverage.windows_cut += scores.cut
             known |= zip(new_questions, scores.values.tolist(), strict=True)
         values = torch.tensor([known[key] for key in keys], dtype=torch.float64)
-        return to_dense(values.unsqueeze(1), pairs.counts)
+        return to_dense(values.unsqueeze(1), [len(pair.spans) for pair in pairs])
+
+    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+        """Return nothing: only the scorer might know more."""
+        return [{} for _ in pairs]
 
 
 def _key(query: str, text: str) -> bytes:

@@ -9,7 +9,7 @@ the remembered states, I width of the interaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,8 +22,11 @@ from ..common.coverage import Coverage
 from .aggregators import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 from .backbones.load import Backbone, build_backbone, load_encoder
 from .devices import current_dtype
-from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, map_distinct, micro_batches
-from .inputs import NOTHING, Encoded, InputFormat, Pairs, WindowBatch, to_dense
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
+from .inputs import Encoded, Input, Inputs, Settings, to_dense
+from .readers import SeparateReader, Specials
+from .readers.base import NOTHING, specials_of_pair
+from .readers.padded import first_position, one_separator, with_positions
 from .weights import WeightsWatch
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
@@ -61,48 +64,42 @@ class SeparateEncoder(WindowEncoder):
             self.cache.clear()
             self.fingerprint = ""
 
-    def states(
-        self, sequences: Sequence[np.ndarray], form: InputFormat, coverage: Coverage | None
-    ) -> list[torch.Tensor]:
-        """Return V tensors `(T, E)` in fp32, the states of V token sequences; equal ones are encoded once."""
+    def states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str = "document") -> list[torch.Tensor]:
+        """Return V tensors `(T, E)` in fp32, the states of V inputs; equal ones are encoded once.
 
-        def make(distinct: list[np.ndarray]) -> list[torch.Tensor]:
-            return self._encode_distinct(distinct, form, coverage)
-
-        def look_up(distinct: list[np.ndarray]) -> list[torch.Tensor]:
-            key = (replace(form, query_format=None), current_dtype(self.device), self.settings.runtime, self.training)
-            arrays = self.remembered(key, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
-            return [torch.from_numpy(array).to(self.device).float() for array in arrays]
-
+        Args:
+            inputs: V inputs.
+            coverage: counts what is computed.
+            side: `"query"` or `"document"`, what the inputs are, for encoders that treat the two differently.
+        """
+        unique, numbers = distinct(inputs)
         if torch.is_grad_enabled():
             self._weights.forget()  # a training step may follow
-            return map_distinct(sequences, make)
-        # Runs, at whose start `refresh` has read all weights, score in inference mode.
-        self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
-        return map_distinct(sequences, look_up)
+            made = self.make_states(unique, coverage, side)
+        else:
+            # Runs, at whose start `refresh` has read all weights, score in inference mode.
+            self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
+            setting = side, current_dtype(self.device), self.runtime.name, self.training
 
-    def remembered(self, key: Hashable, sequences: list[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
-        """Return the states of distinct token sequences and a setting; `make` makes those that are not remembered."""
-        return self.cache.through(key, sequences, make)
+            def make(new: list[int]) -> Iterable[np.ndarray]:
+                return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))
 
-    def token_vectors(self, batch: WindowBatch, form: InputFormat, coverage: Coverage | None) -> Iterable[torch.Tensor]:
-        """Yield the `(T, E)` states of each input of a batch, in fp32, as they are remembered."""
-        return (self.projection(state).float() for state in self.token_states(batch, coverage))
+            arrays = self.remembered([one.key for one in unique], setting, make)
+            made = [torch.from_numpy(array).to(self.device).float() for array in arrays]
+        return [made[number] for number in numbers]
 
-    def _encode_distinct(
-        self, sequences: list[np.ndarray], form: InputFormat, coverage: Coverage | None
-    ) -> list[torch.Tensor]:
-        results: dict[int, torch.Tensor] = {}
-        for part in micro_batches(form.length(0, list(map(len, sequences))).tolist()):
-            batch = form.collate([NOTHING] * len(part), [[sequences[i]] for i in part], self.device)
-            results |= zip(part, self.token_vectors(batch, form, coverage), strict=True)
-        return [results[i] for i in range(len(sequences))]
+    def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
+        """Return the states of distinct inputs, computed with a setting; `make` makes those not remembered."""
+        return self.cache.through([(setting, key) for key in keys], make)
 
-    def batch_by_length(self, lengths: Sequence[int], make: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+    def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
+        """Return the `(T, E)` states of each input, in fp32, as they are remembered."""
+        return [self.projection(state).float() for state in self.token_states(inputs, coverage)]
+
+    def batch_by_length(self, lengths: Sequence[int], make: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
         """Return `(V, E)` vectors of V inputs; `make` gets the numbers of inputs, in batches of like length."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        rows_of_pass = self.divide([lengths[i] for i in order], torch.tensor(order))
-        vectors = torch.cat([make(rows.tolist()) for rows in rows_of_pass])
+        vectors = torch.cat([make(rows) for rows in self.divide([lengths[i] for i in order], order)])
         return vectors[torch.tensor(order, device=vectors.device).argsort()]
 
 
@@ -175,57 +172,88 @@ class Interaction(nn.Module):
         return first_state(self.model, *join(parts))
 
 
+class LateReader(SeparateReader):
+    """Reads a window with an empty query, and a query likewise, as in Boytsov et al. 2025; both fit one interaction."""
+
+    def __init__(self, backbone: Any, settings: Settings) -> None:
+        self.layout, self.limit = settings.layout, backbone.interaction.max_vectors
+        self.first_position = first_position(backbone, settings) if self.layout.pad_query else None
+        super().__init__(backbone, settings)
+        self.sizes = (self.max_query_len or 0, self._size_of(self.windows)) if self.layout.pad_query else (0, 0)
+
+    def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
+        specials = specials_of_pair(backbone)
+        self.limit = None if self.limit is None else self.limit - _SPECIALS - 2 * len(specials)
+        query = specials if specials.types is None else replace(specials, types=(specials.types[0],) * 5)
+        if self.layout.pad_query:
+            specials, query = one_separator(specials), replace(one_separator(specials), types=query.types)
+        return [(query, ""), (specials, "")]
+
+    def room(self) -> tuple[int, int, int] | None:
+        room = super().room()
+        if self.limit is None:
+            return room
+        return (self.limit, self.limit, self.limit) if room is None else (*room[:2], self.limit)
+
+    def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
+        return self._placed(self.specials, content, self.sizes[1])
+
+    def assemble_query(self, query: np.ndarray) -> Input:
+        return self._placed(self.query_specials, query, self.sizes[0])
+
+    def _placed(self, specials: Specials, content: np.ndarray, size: int) -> Input:
+        return with_positions(specials.around(NOTHING, content, 0, size), self.first_position, self.layout.positions)
+
+    def part(self, states: Sequence[torch.Tensor], side: int) -> Part:
+        """Return the states of separate queries (side 0) or windows, padded before the last special tokens."""
+        suffix_size = len((self.query_specials, self.specials)[side].suffix)
+        content, mask = padded_states([state[: len(state) - suffix_size] for state in states])
+        missing = max(0, self.part_size(0, side) - suffix_size - content.shape[1]) if self.sizes[side] else 0
+        suffix = torch.stack([state[len(state) - suffix_size :] for state in states])
+        vectors = torch.cat([nn.functional.pad(content, (0, 0, 0, missing)), suffix], 1)
+        real = torch.cat([nn.functional.pad(mask, (0, missing)), mask.new_ones(len(states), suffix_size)], 1)
+        return Part(vectors, real, 0, self.sizes[side] > 0)
+
+    def part_size(self, states: int, side: int) -> int:
+        """Return how many vectors `part` makes of so many states."""
+        specials = len((self.query_specials, self.specials)[side])
+        return max(1, specials + max(states - specials, self.sizes[side]))
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "sizes": self.sizes, "positions": self.layout.positions}
+
+
 class LateInteractionEncoder(SeparateEncoder):
     """Encodes queries and windows separately, then lets them interact: one vector for each window."""
 
     build_backbone = staticmethod(build_late_backbone)
+    reader: LateReader
 
     def __init__(self, backbone: LateBackbone) -> None:
         super().__init__(backbone)
         self.interaction = Interaction(int(backbone.model.config.hidden_size), backbone.interaction)
 
-    def make_format(self, backbone: Any) -> InputFormat:
-        """Return the format for pairs with an empty query, as in Boytsov et al. 2025."""
-        text = super().make_format(backbone)
-        query_format = text if text.types is None else replace(text, types=(text.types[0],) * 5)
-        longest, longest_pair = backbone.interaction.max_vectors, None
-        if longest is not None:
-            longest_pair = longest - _SPECIALS - 2 * text.specials
-        return replace(text, query_format=query_format, longest_pair=longest_pair)
+    def make_reader(self, settings: Settings) -> LateReader:
+        return LateReader(self.origin, settings)
 
     @property
     def projection(self) -> nn.Module:
         return self.interaction.project
 
-    def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Encode windows; their vectors are the only states."""
-        query, windows = pairs.by_window()
-        text_format, query_format = self.format, self.format.query_format or self.format
-        distinct_states = self.states(pairs.queries, query_format, coverage)
-        window_states = self.states(windows, text_format, coverage)
-        query_states = [distinct_states[number] for number in query]
-        lengths = (_sizes(query_states, query_format) + _sizes(window_states, text_format) + _SPECIALS).tolist()
+        reader, counts = self.reader, [len(pair.windows) for pair in pairs]
+        queries = self.states([pair.query_input for pair in pairs], coverage, "query")
+        windows = self.states([one for pair in pairs for one in pair.windows], coverage)
+        queries = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
+        sizes = [
+            reader.part_size(len(query), 0) + reader.part_size(len(window), 1) + _SPECIALS
+            for query, window in zip(queries, windows, strict=True)
+        ]
 
-        def interact(numbers: list[int]) -> torch.Tensor:
+        def interact(rows: Sequence[int]) -> torch.Tensor:
             return self.interaction(
-                _padded_part([query_states[i] for i in numbers], query_format),
-                _padded_part([window_states[i] for i in numbers], text_format),
+                reader.part([queries[i] for i in rows], 0), reader.part([windows[i] for i in rows], 1)
             )
 
-        return to_dense(self.batch_by_length(lengths, interact).float(), pairs.counts)
-
-
-def _sizes(states: Sequence[torch.Tensor], form: InputFormat) -> np.ndarray:
-    """Return how many vectors `_padded_part` makes of the states of each input."""
-    return form.length(0, np.array(list(map(len, states))) - form.specials)
-
-
-def _padded_part(states: Sequence[torch.Tensor], form: InputFormat) -> Part:
-    """Return the states of separate inputs, padded before the last special tokens as the format says."""
-    suffix_size = len(form.suffix)
-    content, mask = padded_states([state[: len(state) - suffix_size] for state in states])
-    missing = 0 if form.window_size is None else int(form.length(0, 0)) - suffix_size - content.shape[1]
-    suffix = torch.stack([state[len(state) - suffix_size :] for state in states])
-    vectors = torch.cat([nn.functional.pad(content, (0, 0, 0, missing)), suffix], 1)
-    real = torch.cat([nn.functional.pad(mask, (0, missing)), mask.new_ones(len(states), suffix_size)], 1)
-    return Part(vectors, real, 0, form.window_size is not None)
+        return to_dense(self.batch_by_length(sizes, interact).float(), counts)

@@ -10,9 +10,6 @@ from .windows import Truncate, WholeText, Windows
 
 POSITIONS = ("columns", "real tokens")
 
-PUBLISHED_SPECIALS = 3
-"""Special tokens that a shared budget counts, even if the tokenizer puts others (Llama's: two)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputLayout:
@@ -86,16 +83,3 @@ def resolve_layout(layout: object) -> InputLayout:
 def layout_name(layout: InputLayout) -> str:
     """Return the name of a layout, quoted, or its repr if it has none."""
     return next((repr(name) for name, candidate in LAYOUTS.items() if candidate == layout), repr(layout))
-
-
-def longest_first(query: int, text: int, budget: int) -> tuple[int, int]:
-    """Return how many tokens of a query and a text fit into a shared budget: the longer one is cut first.
-
-    Example:
-        >>> longest_first(8, 600, 509), longest_first(400, 600, 509), longest_first(400, 20, 509)
-        ((8, 501), (254, 255), (400, 20))
-    """
-    shorter, longer = sorted((query, text))
-    shorter = min(shorter, budget // 2)
-    longer = min(longer, budget - shorter)
-    return (longer, shorter) if query > text else (shorter, longer)

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, replace
-from functools import partial
 from hashlib import blake2b
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,10 +27,10 @@ from ..common.packaged import encoder_folder
 from ..common.store import ArrayStore
 from .backbones.load import Backbone, load_encoder, values_of
 from .backbones.multi_vector_files import load_token_vectors
-from .biencoder import prefixed_format, within_lengths
 from .heads.base import WarmStart
-from .inputs import NOTHING, Encoded, InputFormat, Pairs, Settings, WindowBatch, to_dense
+from .inputs import Encoded, Input, Inputs, Settings, to_dense
 from .late_interaction import SeparateEncoder
+from .readers import SeparateReader
 from .token_vectors import TokenVectors
 from .tokens import Span
 from .weights import fingerprint
@@ -54,121 +52,138 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
     return replace(backbone, representation=projection, final=None, pooling="cls", options=options)
 
 
+class MaxSimReader(SeparateReader):
+    """Fills up short queries."""
+
+    def __init__(self, backbone: Backbone, settings: Settings, how: TokenVectors) -> None:
+        self.how = how
+        prefixes, lengths = (how.query_prefix, how.document_prefix), (how.query_length, how.document_length)
+        super().__init__(backbone, settings, prefixes=prefixes, lengths=lengths)
+        if how.expand_to > (self.longest or sys.maxsize):
+            raise ValueError(
+                f"the checkpoint expands queries to {how.expand_to} tokens; its model takes {self.longest}"
+            )
+
+    def assemble_query(self, query: np.ndarray) -> Input:
+        return self.how.expanded(super().assemble_query(query))
+
+
 class MaxSimEncoder(SeparateEncoder):
-    """Encodes queries and windows separately, and finds each query token's maximum in every window."""
+    """Encodes queries and windows separately, and finds each query token's maximum in every window.
+
+    Attributes:
+        token_pooling: how many tokens of a window share a vector; None for what the checkpoint says.
+    """
+
+    token_pooling: float | None = None
 
     def __init__(self, backbone: Backbone) -> None:
         self.vectors_of = TokenVectors(**(backbone.options.vectors or {}))
-        self.names = backbone.tokenizer.convert_ids_to_tokens
         super().__init__(backbone)
 
     @property
     def projection(self) -> nn.Module:
         return self.representation
 
-    def make_format(self, backbone: Backbone) -> InputFormat:
-        how = self.vectors_of
-        return prefixed_format(backbone, {"query prompt": how.query_prefix, "document prompt": how.document_prefix})
+    @property
+    def how(self) -> TokenVectors:
+        """How tokens get vectors, the user's pooling included."""
+        how, factor = self.vectors_of, self.token_pooling
+        if not factor:
+            return how
+        return replace(how, pooling=factor, pooling_normalizes=how.pooling_normalizes or how.pooling == 1 < factor)
 
-    def use(self, settings: Settings) -> None:
-        how, form = self.vectors_of, self.input_format
-        if how.expand_to > (form.longest or sys.maxsize):
-            raise ValueError(
-                f"the checkpoint expands queries to {how.expand_to} tokens; its model takes {form.longest}"
-            )
-        super().use(within_lengths(settings, form, how.query_length, how.document_length))
-        if factor := settings.token_pooling:
-            how = replace(how, pooling=factor, pooling_normalizes=how.pooling_normalizes or how.pooling == 1 < factor)
-        self.query_form: Any = replace(self.format.query_format or form, vectors=replace(how, side="query"))
-        self.format = replace(self.format, vectors=how, query_format=self.query_form)
+    def make_reader(self, settings: Settings) -> MaxSimReader:
+        return MaxSimReader(self.origin, settings, self.vectors_of)
 
     def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
         return replace(super().take_over(backbone, tokenizer), compares_tokens=self.vectors_of.trained)
 
     # Vectors.
 
-    def token_vectors(self, batch: WindowBatch, form: InputFormat, coverage: Coverage | None) -> Iterator[torch.Tensor]:
-        prepared, kept = form.vectors.prepare(batch)
-        for state in self.token_states(prepared, coverage, kept):
-            yield form.vectors.finish(self.projection(state).float())
+    def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
+        how, kept = self.how, [self.vectors_of.kept(one, side) for one in inputs]
+        return [how.finish(self.projection(s).float(), side) for s in self.token_states(inputs, coverage, kept)]
 
-    def remembered(self, key: Any, sequences: list[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
-        store = STORE.get()
-        if store is None or self.training or key[0].vectors.side == "query":
-            return super().remembered(key, sequences, make)
+    def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
+        store, setting = STORE.get(), (*setting, self.how)
+        if store is None or self.training or setting[0] == "query":
+            return super().remembered(keys, setting, make)
         if not self.fingerprint:
             self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
         weights = self.fingerprint, values_of(self.backbone.config), self.projection.description
         # Sorted, as a saved model's settings come back in the order of their names.
-        made_by = json.dumps([repr(key), self.device.type, *weights], sort_keys=True, default=str)
-        setting = blake2b(made_by.encode(), digest_size=16).digest()
-        through_store = partial(store.through, setting, make=make, width=self.hidden_size)
-        return super().remembered((key, "float16"), sequences, through_store)
+        made_by = json.dumps([repr(setting), self.device.type, *weights], sort_keys=True, default=str)
+        digest = blake2b(made_by.encode(), digest_size=16).digest()
+
+        def through_store(new: list[int]) -> list[np.ndarray]:
+            stored = [blake2b(digest + keys[i], digest_size=16).digest() for i in new]
+            return store.through(stored, lambda missing: make([new[i] for i in missing]), width=self.hidden_size)
+
+        return super().remembered(keys, (*setting, "float16"), through_store)
 
     # Comparison.
 
-    def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Compare P queries and documents: `cls (P, N, Q)` has each query vector's maximum in each window."""
-        queries = self.states(pairs.queries, self.query_form, coverage)
-        windows = iter(self.states(list(chain.from_iterable(pairs.documents)), self.format, coverage))
-        documents = [[next(windows) for _ in document] for document in pairs.documents]
-        joined = [torch.cat(document) for document in documents]
+        maxima, _ = self._compared(pairs, coverage)
+        return maxima
+
+    def _compared(self, pairs: Sequence[Inputs], coverage: Coverage | None) -> tuple[Encoded, torch.Tensor]:
+        """Return the maxima, and in which vector of a window each is, `(P, N, Q)`."""
+        counts = [len(pair.windows) for pair in pairs]
+        queries = self.states([pair.query_input for pair in pairs], coverage, "query")
+        windows = iter(self.states([one for pair in pairs for one in pair.windows], coverage))
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.autocast(self.device.type, enabled=False):
-            found = [
-                _maxima(queries[q], joined[d], list(map(len, documents[d])))
-                for q, d in zip(pairs.query, pairs.document, strict=True)
-            ]
+            for query, count in zip(queries, counts, strict=True):
+                found.append(_maxima(query, [next(windows) for _ in range(count)]))
         width = max(map(len, queries))
         maxima, places = (
-            to_dense(torch.cat([nn.functional.pad(p, (0, width - p.shape[1])) for p in parts]), pairs.counts)
+            to_dense(torch.cat([nn.functional.pad(p, (0, width - p.shape[1])) for p in parts]), counts)
             for parts in zip(*found, strict=True)
         )
-        return replace(maxima, places=places.cls)
+        return maxima, places.cls
 
     # Explanation.
 
-    def term_places(
-        self, encoded: Encoded, pairs: Any, windows: torch.Tensor
-    ) -> list[list[tuple[str, int, int, float]]]:
-        """Return for each pair each query token, the characters of its maximum in `windows (P, Q)`, and its part."""
-        places: Any = encoded.places
-        found = []
-        for i, (q, d) in enumerate(zip(pairs.query, pairs.document, strict=True)):
+    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+        """Return for each pair each query token, the characters of its maximum, and its part in the score."""
+        windows = head.token_windows(encoded)  # (P, Q)
+        _, places = self._compared(pairs, None)
+        explanations: list[dict[str, Any]] = []
+        for i, pair in enumerate(pairs):
+            query = pair.query_input
+            names = self.origin.tokenizer.convert_ids_to_tokens(
+                query.ids[self.vectors_of.kept(query, "query")].tolist()
+            )
             row: list[tuple[str, int, int, float]] = []
-            names = self.names(_tokens(pairs.queries[q], self.query_form)[0])
             for j, (name, n) in enumerate(zip(names, windows[i].tolist(), strict=False)):
-                start, end = self._characters(pairs, d, n, int(places[i, n, j]))
-                row.append((name, start, end, float(encoded.cls[i, n, j])))
-            found.append(row)
-        return found
+                row.append((name, *self._characters(pair, n, int(places[i, n, j])), float(encoded.cls[i, n, j])))
+            parts = [(token, part) for token, _, _, part in row]
+            explanations.append({"term_scores": parts, "extra": {"term_places": row}})
+        return explanations
 
-    def _characters(self, pairs: Any, document: int, n: int, vector: int) -> Span:
-        """Return the characters of a vector of a document's window; those of the window if its tokens are pooled.
+    def _characters(self, pair: Inputs, n: int, vector: int) -> Span:
+        """Return the characters of a vector of a pair's window; those of the window if its tokens are pooled.
 
         Special tokens, those of titles, and pooled ones of a window of several blocks have none: they stand before the
         window's first character.
         """
-        text, span, window = pairs.texts[document], pairs.spans[document][n], pairs.documents[document][n]
+        text, span, window = pair.text, pair.spans[n], pair.windows[n]
         (start, end), *more = text.pieces(span)
-        if self.format.vectors.pooling > 1:
+        if self.how.pooling > 1:
             return (start, start) if more else (start, end)
-        title_size = len(window) - (span[1] - span[0])
-        token = span[0] + _tokens(window, self.format)[1][vector] - title_size
+        place = int(self.vectors_of.kept(window, "document").nonzero()[0][vector])
+        token = span[1] - (window.content[1] - place)  # titles stand before the window
         return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)
 
 
-def _maxima(query: torch.Tensor, document: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _maxima(query: torch.Tensor, windows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `(N, Q)` maximum of each query vector in each window of a document, and in which vector it is.
 
     Each pair is a product of its own: in a larger one rounding might depend on the other pairs.
     """
-    products = document @ query.T  # (all windows' T, Q)
-    maxima, places = zip(*(window.max(0) for window in products.split(sizes)), strict=True)
+    products = torch.cat(windows) @ query.T  # (all windows' T, Q)
+    maxima, places = zip(*(window.max(0) for window in products.split(list(map(len, windows)))), strict=True)
     return torch.stack(maxima), torch.stack(places)
-
-
-def _tokens(ids: np.ndarray, form: InputFormat) -> tuple[list[int], list[int]]:
-    """Return the token id of each vector of an input, and its place among `ids`; negative before, larger after them."""
-    batch, kept = form.vectors.prepare(form.collate([NOTHING], [[ids]]))
-    columns = kept[0].nonzero()[:, 0]
-    return batch.input_ids[0, columns].tolist(), (columns - batch.content_start[0]).tolist()

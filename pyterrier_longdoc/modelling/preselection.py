@@ -17,7 +17,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,10 +25,9 @@ import numpy as np
 
 from ..common.arguments import argument, check_type, validate
 from ..common.citations import Cited
-from ..common.frames import factorize
 from ..common.language import normalized, word_spans, words
 from ..common.registry import defined_in, look_up, register
-from .tokens import Span, TokenizedText, tokenized
+from .tokens import Span, TokenizedText
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
@@ -39,26 +38,6 @@ _CLASSES: dict[str, type[Preselection]] = {}
 
 Cut = tuple[TokenizedText, list[Span]]
 """A document as it is read, and its windows."""
-
-
-@dataclass(frozen=True, eq=False)
-class TextPairs:
-    """P pairs of a query and a tokenised document, as numbers of distinct ones."""
-
-    queries: Sequence[str]  # Q distinct queries
-    documents: Sequence[TokenizedText]  # D distinct documents
-    query: np.ndarray  # `(P,)` the number of each pair's query
-    document: np.ndarray  # `(P,)` the number of each pair's document
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[str, str]], tokenizer: Any) -> TextPairs:
-        """Tokenise the texts of pairs, each distinct one once; see `tokens.tokenized`."""
-        (queries, query), (texts, document) = (factorize([pair[side] for pair in pairs]) for side in (0, 1))
-        return cls(queries, [tokenized(tokenizer, text) for text in texts], query, document)
-
-    def subset(self, numbers: Sequence[int]) -> TextPairs:
-        """Return the pairs with these numbers."""
-        return replace(self, query=self.query[numbers], document=self.document[numbers])
 
 
 class Preselection(Cited, ABC):
@@ -76,8 +55,11 @@ class Preselection(Cited, ABC):
         """Raise ValueError if it cannot choose among these windows of a model."""
 
     @abstractmethod
-    def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
-        """Return what is read for each pair: its document, or a shorter one, and its windows in document order."""
+    def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
+        """Return what is read of P pairs: each document, or a shorter one, and its windows in document order.
+
+        Pairs of one document have the same object.
+        """
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -136,32 +118,42 @@ class WindowSelector(Preselection):
                 f"preselect={self!r} has nothing to choose from: this model reads one window; KeyBlocks fills it"
             )
 
-    def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
-        spans = list(map(windows, pairs.documents))
-        return [
-            (pairs.documents[document], [spans[document][window] for window in sorted(numbers)])
-            for document, numbers in zip(pairs.document, self.choose(pairs, spans), strict=True)
-        ]
+    def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
+        spans_of = {document: windows(document) for document in dict.fromkeys(documents)}
+        spans = [spans_of[document] for document in documents]
+        chosen = zip(documents, spans, self.choose(queries, documents, spans), strict=True)
+        return [(document, [every[number] for number in sorted(best)]) for document, every, best in chosen]
 
-    def choose(self, pairs: TextPairs, spans: Sequence[list[Span]], *, ordered: bool = False) -> list[list[int]]:
-        """Return the numbers of the `k` best windows for each pair, the best first.
+    def choose(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[TokenizedText],
+        spans: Sequence[list[Span]],
+        *,
+        ordered: bool = False,
+    ) -> list[list[int]]:
+        """Return the numbers of the `k` best windows for each of P pairs, the best first.
 
         Args:
-            pairs: P queries and documents.
-            spans: all windows of each distinct document, in document order.
+            queries: the query of each pair.
+            documents: its document.
+            spans: all windows of that document, in document order.
             ordered: score and sort the windows of documents with at most `k`, too; else these keep document order.
         """
-        best = [list(range(len(spans[document]))) for document in pairs.document]
+        best = [list(range(len(windows))) for windows in spans]
         unscored_limit = 1 if ordered else self.k
-        scored_pairs = [pair for pair, numbers in enumerate(best) if len(numbers) > unscored_limit]
-        if scored_pairs:
-            for pair, scores in zip(scored_pairs, self.scores(pairs.subset(scored_pairs), spans), strict=True):
-                best[pair] = np.argsort(-scores, kind="stable")[: self.k].tolist()
+        scored = [pair for pair, windows in enumerate(spans) if len(windows) > unscored_limit]
+        if scored:
+            scores = self.scores(*([values[pair] for pair in scored] for values in (queries, documents, spans)))
+            for pair, values in zip(scored, scores, strict=True):
+                best[pair] = np.argsort(-values, kind="stable")[: self.k].tolist()
         return best
 
     @abstractmethod
-    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
-        """Return for each pair the `(N,)` scores of its document's windows; `spans` are those of each document."""
+    def scores(
+        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
+    ) -> list[np.ndarray]:
+        """Return for each of P pairs the `(N,)` scores of its document's windows."""
 
     def identity(self) -> dict[str, Any]:
         return {"type": type(self).__name__, **defined_in(type(self)), **asdict(self)}
@@ -184,8 +176,10 @@ class FirstK(WindowSelector):
 
     needs_text = False
 
-    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
-        return [-np.arange(len(spans[document])) for document in pairs.document]
+    def scores(
+        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
+    ) -> list[np.ndarray]:
+        return [-np.arange(len(windows)) for windows in spans]
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,11 +246,11 @@ class BM25Windows(WindowSelector):
             arguments += f", document_frequencies=<{zlib.crc32(content):08x}>, documents={self.documents}"
         return f"{type(self).__name__}({arguments})"
 
-    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
-        window_words = {number: _WindowWords(pairs.documents[number], spans[number]) for number in set(pairs.document)}
-        query_words = {number: words(pairs.queries[number]) for number in set(pairs.query)}
-        numbers = zip(pairs.query, pairs.document, strict=True)
-        return [self._bm25(query_words[query], window_words[document]) for query, document in numbers]
+    def scores(
+        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
+    ) -> list[np.ndarray]:
+        counts = {d: _WindowWords(d, windows) for d, windows in dict(zip(documents, spans, strict=True)).items()}
+        return [self._bm25(words(query), counts[d]) for query, d in zip(queries, documents, strict=True)]
 
     def _bm25(self, query: list[str], windows: _WindowWords) -> np.ndarray:
         """Return the `(N,)` scores of windows; a word belongs to the window in which it begins."""
@@ -340,9 +334,10 @@ class KeyBlocks(Preselection):
                 f"k, or max_tokens of the blocks"
             )
 
-    def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
-        documents = [document.select(blocks) for document, blocks in self.selector.cut(pairs, self.blocks)]
-        return [(document, windows(document)) for document in documents]
+    def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
+        blocks = self.selector.cut(queries, documents, self.blocks)
+        shorter = [document.select(spans) for document, spans in blocks]
+        return [(document, windows(document)) for document in shorter]
 
     def identity(self) -> dict[str, Any]:
         return self._config(self.selector.identity())

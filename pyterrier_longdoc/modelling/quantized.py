@@ -110,9 +110,8 @@ def draw_windows(
     random = np.random.default_rng(seed)
     rows = random.permutation(len(queries))[:number].tolist()
     found: list[tuple[str, str]] = []
-    for block, pairs in model.walk([queries[row] for row in rows], [texts[row] for row in rows], offsets=True):
-        for query, document in zip(block.pairs[0], pairs.document, strict=True):
-            found += [(query, pairs.texts[document].input_text(span)) for span in pairs.spans[document]]
+    for _, pairs in model.walk([queries[row] for row in rows], [texts[row] for row in rows], offsets=True):
+        found += [(pair.query.text, pair.text.input_text(span)) for pair in pairs for span in pair.spans]
     found = list(dict.fromkeys(found))
     drawn = [found[i] for i in sorted(random.permutation(len(found))[:number].tolist())]
     return [query for query, _ in drawn], [text for _, text in drawn]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..common.arguments import argument, validate
-from .tokens import TokenizedText
+
+logger = logging.getLogger(__name__)
 
 _QUERY, _TEXT = "{query}", "{text}"
 
@@ -245,6 +245,14 @@ def seams(tokenizer: Any, before: str, after: str) -> Seams:
     return _seams(tokenizer, (before, after), ("",), special_tokens=False) or separate_seams
 
 
+def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
+    """Return the tokens of a prefix, and the white space to put before a text after it."""
+    around = seams(tokenizer, prefix, "")
+    if around.apart:
+        logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
+    return around.surroundings[0], around.leads[0]
+
+
 def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, special_tokens: bool) -> Seams | None:
     """Return the tokens around the slots between pieces of a string, found with a probe word in each slot.
 
@@ -298,16 +306,3 @@ def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def with_trail(
-    tokenize: Callable[[Sequence[str]], list[TokenizedText]],
-    form: Any,
-    queries: Sequence[str],
-    heads: Sequence[np.ndarray],
-) -> list[np.ndarray]:
-    """Return the token ids of Q queries with what follows each in the template; `heads` are those of queries alone."""
-    strings = [form.query_lead + query + form.query_trail for query in queries]
-    *whole, trail = (document.ids for document in tokenize([*strings, form.query_trail]))
-    fits = [len(ids) <= len(query) + len(trail) for ids, query in zip(whole, heads, strict=True)]
-    return [ids if fit else np.concatenate([query, trail]) for ids, query, fit in zip(whole, heads, fits, strict=True)]

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +18,9 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage
-from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, map_distinct
-from .inputs import Encoded, InputFormat, Matches, Pairs, QueryStates, to_dense
+from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder
+from .inputs import Encoded, Inputs, Matches, QueryStates, Settings, to_dense
+from .readers import SeparateReader, Specials
 from .word_vectors import WordBackbone, build_word_backbone
 
 FIRST_POSITION = 500
@@ -35,6 +34,13 @@ class Context(NamedTuple):
     offset: int
     length: int
     position: int
+
+
+class WordReader(SeparateReader):
+    """Reads queries and windows without special tokens."""
+
+    def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
+        return [(Specials(), "")] * 2
 
 
 class TKLEncoder(WindowEncoder):
@@ -63,26 +69,26 @@ class TKLEncoder(WindowEncoder):
         self.transformer = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
         self.mixture = nn.Parameter(torch.tensor(0.5))
 
-    def make_format(self, backbone: Any) -> InputFormat:
-        """Return a format without a longest input."""
-        form: InputFormat = backbone.pair_format()
-        return replace(form, query_format=form)
+    def make_reader(self, settings: Settings) -> WordReader:
+        return WordReader(self.origin, settings)
 
     def forward(
-        self, pairs: Pairs, *, match: MatchFunction | None = None, coverage: Coverage | None = None, **_: Any
+        self,
+        pairs: Sequence[Inputs],
+        *,
+        match: MatchFunction | None = None,
+        coverage: Coverage | None = None,
+        **_: Any,
     ) -> Encoded:
         """Contextualise P queries and documents, each distinct one once, and match them; windows have no vectors."""
-        window_parts = [self._with_neighbours(windows) for windows in pairs.documents]
-        states = iter(self.states(list(chain.from_iterable(window_parts)), coverage))
-        document_states = [torch.cat([next(states) for _ in parts]) for parts in window_parts]
-        query_states = map_distinct(
-            pairs.queries, lambda new: self.states([Context(q, 0, len(q), 0) for q in new], coverage)
-        )
-        queries = [pairs.queries[number] for number in pairs.query]
-        documents = [pairs.documents[number] for number in pairs.document]
+        queries = [pair.query.ids for pair in pairs]
+        documents = [[pair.text.read(span) for span in pair.spans] for pair in pairs]
+        query_parts = [(Context(ids, 0, len(ids), 0),) for ids in queries]
+        query_states = self._joined(query_parts, coverage)
+        document_states = self._joined(list(map(self._with_neighbours, documents)), coverage)
 
-        query, query_mask = _padded([query_states[number] for number in pairs.query])  # (P, Q, H), (P, Q)
-        document, document_mask = _padded([document_states[number] for number in pairs.document])  # (P, D, H), (P, D)
+        query, query_mask = _padded(query_states)  # (P, Q, H), (P, Q)
+        document, document_mask = _padded(document_states)  # (P, D, H), (P, D)
         numbers = [np.repeat(np.arange(len(windows)), list(map(len, windows))) for windows in documents]
         window = _integers(numbers, document_mask).masked_fill(~document_mask, -1)
         matches = None
@@ -94,8 +100,17 @@ class TKLEncoder(WindowEncoder):
             real = query_mask.unsqueeze(2) & document_mask.unsqueeze(1)
             values = values.masked_fill(~real, 0.0).unsqueeze(1)
             matches = Matches(values, query_mask, document_mask, window)
-        no_vectors = to_dense(query.new_zeros(sum(pairs.counts), 0), pairs.counts)
+        counts = list(map(len, documents))
+        no_vectors = to_dense(query.new_zeros(sum(counts), 0), counts)
         return Encoded(no_vectors.cls, no_vectors.mask, matches, QueryStates(query, query_mask))
+
+    def _joined(self, texts: Sequence[Sequence[Context]], coverage: Coverage | None) -> list[torch.Tensor]:
+        """Return the states of the tokens of P texts, each the sequence of its contexts; equal texts share theirs."""
+        keys = [b"|".join(part.ids.tobytes() for part in parts) for parts in texts]
+        distinct = dict(zip(keys, texts, strict=True))
+        states = iter(self.states([part for parts in distinct.values() for part in parts], coverage))
+        joined = {key: torch.cat([next(states) for _ in parts]) for key, parts in distinct.items()}
+        return [joined[key] for key in keys]
 
     def _with_neighbours(self, windows: Sequence[np.ndarray]) -> list[Context]:
         """Return the windows of a document, each with its neighbours."""
@@ -113,10 +128,10 @@ class TKLEncoder(WindowEncoder):
         states = [torch.zeros(0, self.hidden_size, device=self.device)] * len(parts)
         order = sorted((i for i, part in enumerate(parts) if part.length), key=lambda i: len(parts[i].ids))
         lengths = [len(parts[i].ids) for i in order]
-        for rows in self.divide(lengths, torch.tensor(order)) if order else ():
-            pass_parts = [parts[i] for i in rows.tolist()]
+        for rows in self.divide(lengths, order) if order else ():
+            pass_parts = [parts[i] for i in rows]
             pass_states = self._contextualise(pass_parts)
-            for i, part, window_states in zip(rows.tolist(), pass_parts, pass_states.float(), strict=True):
+            for i, part, window_states in zip(rows, pass_parts, pass_states.float(), strict=True):
                 states[i] = window_states[part.offset : part.offset + part.length]
             if coverage is not None:
                 coverage.tokens_encoded += sum(len(part.ids) for part in pass_parts)

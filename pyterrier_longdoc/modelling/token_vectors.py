@@ -13,7 +13,7 @@ from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 from torch import nn
 
-from .inputs import WindowBatch
+from .inputs import Input
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class TokenVectors:
         pooling, protected: how many tokens of a document share a vector, except so many at its beginning.
         pooling_normalizes: whether pooled vectors get length 1 again.
         trained: whether the projection is the checkpoint's.
-        side: `"query"` or `"document"`, in the format of an input.
     """
 
     query_prefix: str = ""
@@ -50,35 +49,36 @@ class TokenVectors:
     protected: int = 1
     pooling_normalizes: bool = False
     trained: bool = True
-    side: str = "document"
 
     def __post_init__(self) -> None:
         sides = (self.skips_in,) if isinstance(self.skips_in, str) else tuple(self.skips_in)
         object.__setattr__(self, "skips_in", sides)  # JSON has no tuples
         object.__setattr__(self, "skipped", tuple(self.skipped))
 
-    def prepare(self, batch: WindowBatch) -> tuple[WindowBatch, torch.Tensor]:
-        """Return V inputs with short queries filled up, and `(V, T)` bool, whether a token has a vector."""
-        size = self.expand_to if self.side == "query" else 0
-        missing = max(0, size - batch.input_ids.shape[1])
-        ids, real = (nn.functional.pad(rows, (0, missing)) for rows in (batch.input_ids, batch.attention_mask))
-        types = None if batch.token_type_ids is None else nn.functional.pad(batch.token_type_ids, (0, missing))
-        column = torch.arange(ids.shape[1], device=ids.device)
-        added = (column >= batch.lengths.unsqueeze(1)) & (column < size)
-        ids = ids.masked_fill(added, self.expand_with)
-        mask, lengths = real | added if self.attends else real, batch.lengths.clamp(min=size)
-        prepared = replace(batch, input_ids=ids, attention_mask=mask, token_type_ids=types, lengths=lengths)
-        if self.side not in self.skips_in:
-            return prepared, real | added
-        kept = (real | added) & ~torch.isin(ids, torch.tensor(self.skipped, device=ids.device, dtype=ids.dtype))
-        # An input of nothing but such tokens keeps them: every text has a score.
-        return prepared, torch.where(kept.any(1, keepdim=True), kept, real | added)
+    def expanded(self, query: Input) -> Input:
+        """Return a query that is filled up if it is short."""
+        missing = self.expand_to - len(query)
+        if missing <= 0:
+            return query
+        ids = np.pad(query.ids, (0, missing), constant_values=self.expand_with)
+        types = None if query.types is None else np.pad(query.types, (0, missing))
+        mask = None if self.attends else np.arange(len(ids)) < len(query)
+        return replace(query, ids=ids, types=types, mask=mask)
 
-    def finish(self, vectors: torch.Tensor) -> torch.Tensor:
+    def kept(self, one: Input, side: str) -> np.ndarray:
+        """Return `(T,)` bool, whether a token of a query or of a window, which `side` tells, has a vector."""
+        every = np.ones(len(one), dtype=bool)
+        if side not in self.skips_in:
+            return every
+        kept = ~np.isin(one.ids, self.skipped)
+        # An input of nothing but such tokens keeps them: every text has a score.
+        return kept if kept.any() else every
+
+    def finish(self, vectors: torch.Tensor, side: str) -> torch.Tensor:
         """Return the projected states `(T, E)` of an input as vectors that are compared."""
         if self.normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
-        if self.side == "query":
+        if side == "query":
             return vectors / len(vectors) if self.mean else vectors
         return self.pooled(vectors)
 

@@ -6,19 +6,16 @@ tokens and windows with and without a title. Word pieces have no token for a lin
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..common.caches import EmbeddingCache
 from ..common.files import full_name
-from ..common.frames import Text, as_document, on_lines
+from ..common.frames import Document, on_lines
 from ..common.language import named_tokenizer, sentence_starts, token_spans
 
 Span = tuple[int, int]
@@ -162,63 +159,6 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans)
 
 
-CACHED_TOKEN_BYTES = 64 * 2**20
-"""Most memory for the tokens of one model: 16 million tokens, a third of that with character offsets."""
-
-ENTRY_BYTES = 400
-"""About the memory of an entry besides its tokens: key, hash and the two objects around the array."""
-
-
-class TokenCache:
-    """Tokenises texts, each distinct one once while its tokens are among the remembered `max_bytes`.
-
-    Hashes stand for texts, which need not be kept. Everything is forgotten when the tokenizer or its settings change.
-    Nothing is remembered of a tokenizer with BPE dropout or with pieces drawn at random (Unigram's `alpha`), or with a
-    step in Python (RoFormer's), whose settings cannot be read. A copy starts empty.
-    """
-
-    def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
-        self.cache = EmbeddingCache(max_bytes, ENTRY_BYTES)
-        self._tokenizer: Any = None
-        self._settings: list[Any] = []
-
-    def __call__(
-        self, tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = ""
-    ) -> list[TokenizedText]:
-        """Tokenise as `tokenize` does; equal texts share one result."""
-        remembers = self._forget_if_changed(tokenizer.backend_tokenizer)
-        results: dict[str, TokenizedText] = {}
-        digests: dict[str, bytes] = {}
-        for text in dict.fromkeys(texts):
-            digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            entry = self.cache.get((lead, digest, True))
-            if entry is None and not offsets:
-                entry = self.cache.get((lead, digest, False))
-            if entry is None:
-                digests[text] = digest
-            else:
-                results[text] = TokenizedText(entry[0], text, entry[1:].T if len(entry) > 1 else None)
-        results |= zip(digests, tokenize(tokenizer, list(digests), offsets=offsets, lead=lead), strict=True)
-        if remembers:
-            for text, digest in digests.items():
-                tokens = results[text]
-                rows = [tokens.ids] if tokens.offsets is None else [tokens.ids, *tokens.offsets.T]
-                self.cache.put((lead, digest, offsets), np.stack(rows))
-        return list(map(results.__getitem__, texts))
-
-    def _forget_if_changed(self, backend: Any) -> bool:
-        """Forget the tokens of another tokenizer; return whether this one gives a text the same tokens every time."""
-        steps = [serialized(backend.normalizer), serialized(backend.pre_tokenizer)]
-        added = sorted(map(repr, backend.get_added_tokens_decoder().items()))
-        model = {name: getattr(backend.model, name) for name in dir(backend.model) if not name.startswith("_")}
-        model = {name: value for name, value in model.items() if not callable(value)}
-        settings = [*steps, *added, backend.encode_special_tokens, model]
-        if backend is not self._tokenizer or settings != self._settings:
-            self.cache.clear()
-            self._tokenizer, self._settings = backend, settings
-        return None not in steps and not model.get("dropout") and model.get("alpha") is None
-
-
 def serialized(part: Any) -> bytes | None:
     """Return a tokenizer's backend, or a step of it, as bytes; None if it is written in Python."""
     try:
@@ -231,29 +171,21 @@ def serialized(part: Any) -> bytes | None:
 
 # Titles, which are read with each window of a text.
 
-Tokenize = Callable[[Sequence[str]], list[TokenizedText]]
 
-
-def tokenize_documents(tokenize: Tokenize, texts: Sequence[Text], repeat_tokens: int) -> list[TokenizedText]:
+def tokenize_documents(
+    tokenizer: Any, documents: Sequence[Document], repeat_tokens: int, *, offsets: bool = False, lead: str = ""
+) -> list[TokenizedText]:
     """Return the tokens of texts with titles of at most so many tokens, line break included; 0 for no titles."""
-    documents = list(map(as_document, texts))
-    bodies = tokenize(list(map(attrgetter("text"), documents)))
-    if not repeat_tokens:
+    bodies = tokenize(tokenizer, [document.text for document in documents], offsets=offsets, lead=lead)
+    titles = list(dict.fromkeys(doc.repeated for doc in documents if doc.repeated)) if repeat_tokens else []
+    if not titles:
         return bodies
-    titles = list(dict.fromkeys(doc.repeated for doc in documents if doc.repeated))
-    title_of = dict(zip(titles, _titles(tokenize, titles, repeat_tokens), strict=True))
-    return [replace(body, title=title_of.get(doc.repeated)) for body, doc in zip(bodies, documents, strict=True)]
-
-
-def _titles(tokenize: Tokenize, texts: Sequence[str], limit: int) -> list[Title]:
-    """Return titles of at most so many tokens, line break included."""
-    word, with_break, *tokenized = tokenize(["a", "a\n", *texts])
+    word, with_break, *tokenized = tokenize(tokenizer, ["a", "a\n", *titles], offsets=offsets, lead=lead)
     line_break = with_break.ids[len(word) :]
-    title_limit = max(0, limit - len(line_break))
-    titles = []
-    for whole in tokenized:
-        head = whole.head(title_limit)
+    title_of = {}
+    for title, whole in zip(titles, tokenized, strict=True):
+        head = whole.head(max(0, repeat_tokens - len(line_break)))
         is_cut = len(head) < len(whole) and head.offsets is not None
         text = whole.text[: head.characters((0, len(head)))[1]] if is_cut else whole.text
-        titles.append(Title(np.concatenate([head.ids, line_break]), text, len(whole), len(head)))
-    return titles
+        title_of[title] = Title(np.concatenate([head.ids, line_break]), text, len(whole), len(head))
+    return [replace(body, title=title_of.get(doc.repeated)) for body, doc in zip(bodies, documents, strict=True)]

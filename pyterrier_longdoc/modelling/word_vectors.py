@@ -17,7 +17,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from .backbones.load import Backbone, load_encoder
-from .inputs import InputFormat
 
 PAD, UNKNOWN = "[PAD]", "[UNK]"
 
@@ -64,10 +63,6 @@ class WordBackbone(Backbone):
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description from which `build_word_backbone` makes the same modules."""
         return {"words": asdict(self.model.config)}
-
-    def pair_format(self) -> InputFormat:
-        """Return a format without special tokens."""
-        return InputFormat((), (), (), None, self.tokenizer.pad_token_id or 0)
 
 
 def load_word_backbone(

@@ -27,6 +27,8 @@ class Words:
         [[(0, 1), (2, 6), (7, 8), (8, 9), (9, 10)]]
     """
 
+    pad_token_id = None
+
     def __init__(self) -> None:
         self.backend_tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
         self.backend_tokenizer.pre_tokenizer = Split(Regex(SPACED_WORD), "removed", invert=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.language import is_visible
-from ..modelling.preselection import TextPairs, WindowSelector
-from ..modelling.tokens import Span
+from ..modelling.preselection import WindowSelector
+from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import Windows
 
 MARK = "[...]"
@@ -99,16 +99,17 @@ def best_passages(
     passages: dict[tuple[str, str], ChosenPassages] = {}
     for start in range(0, len(pairs), PASSAGE_PAIRS):
         block = pairs[start : start + PASSAGE_PAIRS]
-        numbered = TextPairs.of(block, tokenizer)
-        spans = list(map(windows, numbered.documents))
-        selections = selector.choose(numbered, spans, ordered=True)
-        for pair, number, best in zip(block, numbered.document, selections, strict=True):
-            document, spans_of_text, selection = numbered.documents[number], spans[number], sorted(best)
+        tokens = {text: tokenized(tokenizer, text) for text in dict.fromkeys(text for _, text in block)}
+        spans_of = {text: windows(document) for text, document in tokens.items()}
+        documents, spans = [tokens[text] for _, text in block], [spans_of[text] for _, text in block]
+        selections = selector.choose([query for query, _ in block], documents, spans, ordered=True)
+        for pair, document, every, best in zip(block, documents, spans, selections, strict=True):
+            selection = sorted(best)
             passages[pair] = ChosenPassages(
                 document.text,
-                [document.characters(spans_of_text[window]) for window in selection],
+                [document.characters(every[window]) for window in selection],
                 list(map(selection.index, best)),
-                is_complete=len(selection) == len(spans_of_text),
+                is_complete=len(selection) == len(every),
             )
         on_pairs(len(block))
     return passages

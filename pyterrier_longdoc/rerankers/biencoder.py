@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..common.arguments import argument
-from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, room, shared_encoder
+from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
 from ..modelling.model import Model
 from ..modelling.windows import SlidingWindows, Truncate, Windows
 from .reranker import Reranker
@@ -80,10 +80,10 @@ class BiEncoder(Reranker):
         )
         length, sizes = shared.settings.document_length, (self.windows, self.window_size)
         if length is not None and sizes == (None, None):
-            size = min(room(encoder.input_format, length), settings.windows.largest or length)
+            size = min(encoder.room(length), settings.windows.largest or length)
             settings = replace(settings, windows=replace(self, window_size=size).make_windows())
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone, tokens=shared.tokens)
+        new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)
         new_model.ready = True
         return new_model.eval()
 

@@ -2,7 +2,7 @@
 
 # Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +16,8 @@ from ..common.frames import Text
 from ..common.store import ArrayStore
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
-from ..modelling.inputs import Settings
 from ..modelling.maxsim import STORE, MaxSimEncoder, load_token_backbone
+from ..modelling.model import Model
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
 from ..training import TrainingArgs
@@ -100,8 +100,11 @@ class MaxSim(SeparateReranker):
         check_type(str | Path | None, "a file", vector_cache=self.vector_cache)
         self.vector_cache = full_path(self.vector_cache)
 
-    def settings(self) -> Settings:
-        return replace(super().settings(), token_pooling=self.token_pooling)
+    def _set_up(self, model: Model | None) -> Model:
+        model = super()._set_up(model)
+        encoder: Any = model.encoder
+        encoder.token_pooling = self.token_pooling
+        return model
 
     def describe(self) -> dict[str, Any]:
         """See the base class; vectors that are stored are rounded."""
@@ -120,7 +123,7 @@ class MaxSim(SeparateReranker):
         self, explanations: list[Explanation], texts: Sequence[Text]
     ) -> dict[str, list[Any] | np.ndarray]:
         """See the base class; with the place of each query token's maximum."""
-        places = [explanation.term_places for explanation in explanations]
+        places = [explanation.extra["term_places"] for explanation in explanations]
         return {**super()._explanation_columns(explanations, texts), "term_places": places}
 
 

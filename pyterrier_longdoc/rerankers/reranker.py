@@ -116,7 +116,7 @@ class Reranker(Presented, pt.Transformer):
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
     new `score` (float64) and `rank`. The first `transform` of a non-empty frame loads the weights. A changed attribute
-    takes effect at the next `transform`. Tokens of texts are remembered between calls of `transform`, in up to 64 MB.
+    takes effect at the next `transform`.
 
     Args:
         windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
@@ -333,19 +333,19 @@ class Reranker(Presented, pt.Transformer):
                 "scores of this model cannot be stored, because a step of its tokenizer is written in Python and may "
                 "change unnoticed: leave score_cache out"
             )
-        settings, arguments = model.settings, arguments_of(self, "weights", "head", "input")
+        settings, reader, arguments = model.settings, model.reader, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
             "arguments": {name: described(value) for name, value in saved.without_paths(arguments).items()},
-            "windows": windows_to_config(settings.windows),
+            "windows": windows_to_config(reader.windows),
             "max_doc_len": settings.max_doc_len,
-            "max_query_len": settings.max_query_len,
+            "max_query_len": reader.max_query_len,
             "preselect": None if settings.preselect is None else settings.preselect.identity(),
-            "format": repr(model.format),
+            "reader": reader.describe(),
             "weights": self._weights_identity(),
             "tokenizer": blake2b(tokenizer).hexdigest(),
-            "computed": [settings.device.type, *model.computed_in],
-            **own_code(self, *arguments.values(), settings.windows, settings.preselect),
+            "computed": [settings.device.type, *model.encoder.computed_in],
+            **own_code(self, *arguments.values(), reader.windows, settings.preselect),
         }
 
     def _weights_identity(self) -> Any:

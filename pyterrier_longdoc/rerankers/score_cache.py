@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..common.coverage import Account, Reading, Scored
+from ..common.coverage import Coverage, Reading, Scored
 from ..common.frames import Text, as_document
 from ..common.store import Key, Store
 from ..modelling.model import Model
@@ -52,27 +53,32 @@ def score_with_cache(
             entries.update(block)
 
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
-    account = Account(*model.computed_in)
-    coverage = account.coverage
-    coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
-    coverage.windows_cut = fresh.windows_cut
-    account.add(queries, texts, [entries[key][1] for key in keys])
+    dtype, runtime = model.encoder.computed_in
+    coverage = Coverage(
+        dtype=dtype,
+        runtime=runtime,
+        tokens_encoded=fresh.tokens_encoded,
+        tokens_computed=fresh.tokens_computed,
+        windows_cut=fresh.windows_cut,
+    )
+    rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, queries, strict=True)}
+    coverage.add(rows.values())
     scored = Scored(len(keys), coverage)
     scored.scores[:] = [entries[key][0] for key in keys]
     return scored.checked()
 
 
 def _stored(score: float, reading: Reading) -> list[Any]:
-    """Return a score and its reading for the file; the cut is left out where there is none."""
+    """Return a score and its row without the query for the file; the cut is left out where there is none."""
     counts = [reading.tokens, reading.tokens_read, reading.windows, reading.query_tokens, reading.query_tokens_read]
-    cut = [reading.query_cut_by, reading.cut] if reading.query_cut_by or reading.cut else []
+    cut = [reading.query_cut_by, dict(reading.cut)] if reading.query_cut_by or reading.cut else []
     return [score, *counts, *cut]
 
 
 def _read(entry: list[Any]) -> tuple[float, Reading]:
     """Return what `_stored` has stored."""
     score, *reading = entry
-    return float(score), Reading(*reading)
+    return float(score), Reading("", *reading)
 
 
 def keys_of_pairs(identity: dict[str, Any], queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ..common.arguments import argument, check_type
-from ..modelling.preselection import FOLDER, Preselection, TextPairs, WindowSelector
-from ..modelling.tokens import Span
+from ..modelling.preselection import FOLDER, Preselection, WindowSelector
+from ..modelling.tokens import Span, TokenizedText
 from .biencoder import BiEncoder
 from .reranker import CrossEncoder
 from .saved import arguments_from, config_of, write
@@ -33,11 +33,14 @@ class ModelWindows(WindowSelector):
 
     model: Any = argument()
 
-    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
-        sizes = [len(spans[number]) for number in pairs.document]
-        windows = {d: list(map(pairs.documents[d].input_text, spans[d])) for d in set(pairs.document)}
-        queries = [pairs.queries[number] for number, size in zip(pairs.query, sizes, strict=True) for _ in range(size)]
-        texts = [text for number in pairs.document for text in windows[number]]
+    def scores(
+        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
+    ) -> list[np.ndarray]:
+        sizes = list(map(len, spans))
+        texts = [
+            document.input_text(span) for document, windows in zip(documents, spans, strict=True) for span in windows
+        ]
+        queries = [query for query, size in zip(queries, sizes, strict=True) for _ in range(size)]
         # Weights that are loaded in inference mode could not be trained afterwards.
         with torch.inference_mode(False):
             scored = self.model.score(queries, texts)

@@ -17,9 +17,9 @@ def encoded(monkeypatch):
     sizes = []
     original = WindowEncoder.token_states
 
-    def counting(self, batch, *args):
-        sizes.append(len(batch.doc))
-        return original(self, batch, *args)
+    def counting(self, inputs, *args):
+        sizes.append(len(inputs))
+        return original(self, inputs, *args)
 
     monkeypatch.setattr(WindowEncoder, "token_states", counting)
     return sizes

@@ -20,8 +20,13 @@ from pyterrier_longdoc.modelling.backbones.classifiers import CLASSIFIERS
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.inputs import Settings
 from pyterrier_longdoc.modelling.late_interaction import LateInteractionEncoder, build_late_backbone
-from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
+from pyterrier_longdoc.modelling.layout import LAYOUTS
+from pyterrier_longdoc.modelling.readers import PaddedReader
+from pyterrier_longdoc.modelling.readers.base import specials_of_pair
+from pyterrier_longdoc.modelling.readers.padded import one_separator
+from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows, Truncate
 
 from ..support import scorers, tiny, tiny_long
 from ..support.systems import QUIET, make, scores, slow_but
@@ -203,7 +208,7 @@ def test_plain_encoders_have_no_pooler_and_a_new_final_layer(family, tmp_path):
     assert torch.equal(scorer.head.final.weight, before)
     # The score is that of the raw state of the first token (models.md §0.2).
     inputs = backbone.tokenizer("old dog", "a red fish", return_tensors="pt")
-    if backbone.pair_format().types is None:
+    if specials_of_pair(backbone).types is None:
         inputs.pop("token_type_ids", None)
     with torch.no_grad():
         expected = scorer.head.final(backbone.model(**inputs).last_hidden_state[:, 0]).item()
@@ -227,8 +232,8 @@ def test_an_input_of_just_the_longest_length_goes_through(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
     # RoBERTa's positions are numbered from pad_token_id + 1.
     assert backbone.longest_input == (130 - 0 - 1 if "roberta" in family else 128)
-    own = backbone.pair_format()
-    for layout, specials in (("pair", own.specials), ("padded", scorers.padded(own, 1, None).specials)):
+    own = specials_of_pair(backbone)
+    for layout, specials in (("pair", len(own)), ("padded", len(one_separator(own)))):
         size = backbone.longest_input - 10 - specials
         scorer = scorer_of(backbone, windows=GreedyChunks(size), max_query_len=10, layout=layout)
         assert np.isfinite(scorer.score(["the " * 50], ["cat " * 200]).scores).all()
@@ -252,9 +257,10 @@ def test_families_that_number_positions_by_the_ids(family, tmp_path):
         with pytest.raises((IndexError, RuntimeError)):
             backbone.model(torch.full((1, 66), 7))
     # In the fixed layout the document begins at the same position after a short query and a long one.
-    layout = scorers.padded(backbone.pair_format(), 6, 10)
-    batch = layout.collate([np.array([7, 8]), np.array([7, 8, 9, 10, 11])], [[np.array([12, 13])]] * 2)
-    assert batch.position_ids.tolist() == [list(range(2, 2 + layout.specials + 6 + 10))] * 2
+    reader = PaddedReader(backbone, Settings(Truncate(10), max_query_len=6, layout=LAYOUTS["padded"]))
+    for query in ([7, 8], [7, 8, 9, 10, 11]):
+        one = reader.assemble(np.array(query), np.array([12, 13]))
+        assert one.positions.tolist() == list(range(2, 2 + 3 + 6 + 10))
 
 
 LEAKY = {

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import Backbone
 from pyterrier_longdoc.modelling.biencoder import embedding_settings
-from pyterrier_longdoc.modelling.inputs import NOTHING
+from pyterrier_longdoc.modelling.readers.separate import specials_of_text
 from pyterrier_longdoc.modelling.tokens import tokenize
 
 from ..support import tiny
@@ -222,7 +222,7 @@ def test_the_longest_input_of_an_old_checkpoint_is_in_a_file_of_its_architecture
     folder = stored(tmp_path)[1]
     (folder / "sentence_bert_config.json").unlink()
     (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": 20}')
-    assert ld.BiEncoder(folder, aggregation="first").model.settings.windows.size == 18
+    assert ld.BiEncoder(folder, aggregation="first").model.reader.windows.size == 18
 
 
 def test_windows_are_no_longer_than_the_checkpoint_says(tmp_path):
@@ -380,11 +380,10 @@ def encoder_with(tokenizer, segments) -> Backbone:
 def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix, caplog):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
-    layout, lead = encoder_with(tokenizer, 2).text_format(prefix)
-    tokens = [text.ids for text in tokenize(tokenizer, texts, lead=lead)]
-    batch = layout.collate([NOTHING] * 3, [[text] for text in tokens])
-    for row, mask, text in zip(batch.input_ids, batch.attention_mask, texts, strict=True):
-        assert row[mask].tolist() == tokenizer(prefix + text)["input_ids"]
+    specials, lead = specials_of_text(encoder_with(tokenizer, 2), prefix)
+    for text, tokens in zip(texts, tokenize(tokenizer, texts, lead=lead), strict=True):
+        one = specials.around(tokens.ids[:0], tokens.ids)
+        assert one.ids.tolist() == tokenizer(prefix + text)["input_ids"]
     assert "tokenized apart" not in caplog.text
 
 

@@ -12,6 +12,7 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.readers.base import specials_of_pair
 from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 from ..support import scorers, tiny
@@ -45,14 +46,14 @@ def scorer_of(backbone, name, chunk=CHUNK, options=None, **arguments):
 
 @torch.no_grad()
 def encode(scorer, queries, texts):
-    return scorer.encode(scorers.read_of(scorer, queries, texts))
+    return scorer.encode(scorer.read(queries, texts))
 
 
 @torch.no_grad()
 def states_of(backbone, query, text):
     """All layers of one input: what `output_hidden_states` of transformers says, cut by hand."""
     inputs = backbone.tokenizer(query, text, return_tensors="pt")
-    if backbone.pair_format().types is None:
+    if specials_of_pair(backbone).types is None:
         inputs.pop("token_type_ids", None)
     output = backbone.model(**inputs, output_hidden_states=True)
     layers = torch.stack([*output.hidden_states[:-1], output.last_hidden_state])[:, 0]  # (C, T, H)

@@ -17,11 +17,10 @@ from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
-from pyterrier_longdoc.modelling.inputs import InputFormat, Settings
+from pyterrier_longdoc.modelling.inputs import Settings
 from pyterrier_longdoc.modelling.windows import SlidingWindows
 
 from ..support import tiny
-from ..support.scorers import read_of
 from ..support.systems import QUIET, make, scores
 from .test_model import CLOSE, QUERIES, TEXTS, text_of
 from .test_model import make as make_scorer
@@ -33,16 +32,16 @@ READING = Settings(SlidingWindows(20, 10), batch_size=6)
 @pytest.fixture(scope="module")
 def encoder(backbone) -> WindowEncoder:
     encoder = WindowEncoder(backbone).eval()
-    encoder.use(READING)
+    encoder.use(READING, "cls")
     return encoder
 
 
 def divided(encoder, lengths, reading=READING, **options) -> list[list[int]]:
     """The lengths in each pass."""
     encoder.settings = reading
-    passes = list(encoder.divide(lengths, torch.arange(len(lengths)), **options))
+    passes = list(encoder.divide(lengths, range(len(lengths)), **options))
     encoder.settings = READING
-    return [[lengths[i] for i in rows.tolist()] for rows in passes]
+    return [[lengths[i] for i in rows] for rows in passes]
 
 
 @given(
@@ -108,18 +107,18 @@ def test_what_smaller_passes_cannot_help_is_an_error(backbone, monkeypatch):
 
 
 def test_equal_windows_are_encoded_once(encoder, backbone):
-    form, coverage = backbone.pair_format(), Coverage()
+    coverage = Coverage()
     queries = [np.array([5, 6], dtype=np.int32), np.array([7], dtype=np.int32)]
     windows = [np.arange(8, 8 + size, dtype=np.int32) for size in (3, 9, 3, 5)]
-    numbers = [0] * 4 + [1] * 4
+    inputs = [encoder.reader.assemble(query, window) for query in queries for window in windows]
     with torch.inference_mode():
-        vectors = encoder.vectors(queries, numbers, windows * 2, form, coverage)
-        alone = [encoder.vectors(queries, [q], [w], form) for q, w in zip(numbers, windows * 2, strict=True)]
+        vectors = encoder.vectors(inputs, coverage)
+        alone = [encoder.vectors([one]) for one in inputs]
     once = sum(3 + len(q) + size for q in queries for size in (3, 9, 5))
     assert coverage.tokens_encoded == once
     torch.testing.assert_close(vectors, torch.cat(alone), rtol=1e-5, atol=1e-5)
     assert torch.equal(vectors[0], vectors[2])
-    encoder.vectors(queries, [0] * 4, windows, form, coverage)  # with gradients, for dropout
+    encoder.vectors(inputs[:4], coverage)  # with gradients, for dropout
     assert coverage.tokens_encoded - once == sum(3 + 2 + size for size in (3, 9, 3, 5))
 
 
@@ -127,14 +126,14 @@ def test_equal_windows_are_encoded_once(encoder, backbone):
 def cells(monkeypatch) -> list[int]:
     """The tokens, padding included, of each batch that is laid out."""
     counts = []
-    collate = InputFormat.collate
+    collate = encoder_module.collate
 
-    def spy(layout, queries, windows, device="cpu"):
-        batch = collate(layout, queries, windows, device)
+    def spy(*args):
+        batch = collate(*args)
         counts.append(batch.input_ids.numel())
         return batch
 
-    monkeypatch.setattr(InputFormat, "collate", spy)
+    monkeypatch.setattr(encoder_module, "collate", spy)
     return counts
 
 
@@ -150,7 +149,7 @@ def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride, ce
     expected = scores(model, frame)
     cells.clear()
     forget_embeddings()
-    monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 500)
+    model.max_batch_tokens = 500
     np.testing.assert_allclose(scores(model, frame), expected, rtol=1e-5)
     assert model.coverage.windows > 180
     assert sum(cells) > 1000
@@ -160,13 +159,9 @@ def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride, ce
 def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
     """Peak of numpy and Python objects for one long document beside short ones, all of them cut into sentences."""
 
-    def nothing(encoder, batch, rows, all_layers):
-        return (torch.zeros(len(rows), 1, 32),), batch.attention_mask[rows], 0
-
-    monkeypatch.setattr(WindowEncoder, "_encode", nothing)
-    monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 2000)
     encoder, query = WindowEncoder(backbone).eval(), np.array([5], dtype=np.int32)
-    encoder.use(READING)
+    encoder.use(READING, "cls")
+    encoder.runtime = lambda backbone, inputs: torch.zeros(len(inputs["input_ids"]), 1, 32)
 
     def peak(sentences: int) -> int:
         windows = [np.arange(i % 97, i % 97 + 9, dtype=np.int32) * 31 % 1000 + i // 97 for i in range(sentences)]
@@ -174,7 +169,7 @@ def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
         tracemalloc.start()
         try:
             with torch.inference_mode():
-                encoder.vectors([query], [0] * len(windows), windows, backbone.pair_format())
+                encoder.vectors([encoder.reader.assemble(query, window) for window in windows])
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -190,7 +185,7 @@ def test_query_states_are_those_of_the_first_window(labels, batch_size):
     loaded = load_backbone(tiny.encoder(labels))
     scorer = make_scorer(loaded, "parade-transformer-query", batch_size=batch_size)
     with torch.no_grad():
-        encoded = scorer.encode(read_of(scorer, QUERIES, TEXTS))
+        encoded = scorer.encode(scorer.read(QUERIES, TEXTS))
         for i, (query, text) in enumerate(zip(QUERIES, TEXTS, strict=True)):
             pair = [(query, " ".join(text.split()[:20]))]  # in a list, or an empty text would count as none
             inputs = scorer.tokenizer(pair, return_tensors="pt")

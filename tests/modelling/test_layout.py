@@ -11,11 +11,10 @@ import torch
 import transformers
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.inputs import InputFormat
 from pyterrier_longdoc.modelling.layout import LAYOUTS, InputLayout
 
 from ..support import tiny, tiny_long
-from ..support.scorers import Passes, padded
+from ..support.scorers import Passes
 from ..support.systems import QUIET, make, scores
 from .test_model import CLOSE, text_of
 
@@ -124,20 +123,6 @@ def test_what_was_cut_of_a_shared_budget(tmp_path):
     model = make("FirstP", layout="shared", window_size=10, max_query_len=7)
     model(tiny.frame([text_of(14)], [short]))  # longer than max_query_len, and read to its end
     assert not model.coverage.cut
-
-
-def test_positions_skip_padding():
-    """The first token of a text after a query of 17 tokens is at 21; FlexNeuART pads by Longformer's own pad id."""
-    form = InputFormat(prefix=(0,), middle=(2, 2), suffix=(2,), types=None, pad_id=1, position_offset=2)
-    query, text = np.arange(100, 117), np.arange(200, 205)
-    batch = padded(form, 32, 8, "longformer").collate([query, query[:2]], [[text], [text[:0]]])
-    first, second = batch.position_ids
-    assert first[batch.attention_mask[0]].tolist() == list(range(2, 2 + 1 + 17 + 1 + 5 + 1))
-    assert first[34] == 21
-    assert batch.input_ids[0, 34] == 200
-    assert second[batch.attention_mask[1]].tolist() == [2, 3, 4, 5, 6]
-    columns = padded(form, 32, 8).collate([query], [[text]]).position_ids
-    assert columns[0, 34] == 36
 
 
 @pytest.mark.parametrize(("query", "text"), [("old dog", text_of(20)), (text_of(6), text_of(3)), ("a", "")])

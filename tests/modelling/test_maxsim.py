@@ -54,7 +54,7 @@ def by_hand(model, query: str, windows: list[str]) -> float:
 def whole_words() -> str:
     """A long text whose words are one token each: no window begins within one."""
     words = (LONG + " " + LONG).split()
-    sizes = map(len, ld.MaxSim(PLAIN).model.tokenize(words))
+    sizes = map(len, ld.MaxSim(PLAIN).model.reader.tokenize(words))
     return " ".join(word for word, size in zip(words, sizes, strict=True) if size == 1)
 
 
@@ -115,7 +115,7 @@ def test_the_longest_input_of_the_tokenizer_is_that_of_the_checkpoint(tmp_path):
         scores(model, frame(queries, texts)), theirs(reference(str(folder)), queries, texts), **CLOSE
     )
     assert model.coverage.windows == model.coverage.documents
-    assert model.model.settings.windows.largest == 14 - model.model.format.specials
+    assert model.model.reader.windows.largest == 14 - model.model.reader.special_tokens()
 
 
 def test_fixtures_are_of_three_libraries_and_small():
@@ -142,7 +142,7 @@ def test_long_documents_are_maxima_over_hand_made_windows(name):
     model = reference(folder)
     windows = [" ".join(words[a:b]) for a, b in ((0, 7), (7, 14), (14, 21))]
     text = " ".join(words[:21])
-    sizes = [len(tokens) for tokens in ld.MaxSim(folder).model.tokenize(windows)]
+    sizes = [len(tokens) for tokens in ld.MaxSim(folder).model.reader.tokenize(windows)]
     # Words may have several tokens.
     cut = {"windows": ld.SlidingWords(7, 7)} if len(set(sizes)) > 1 else {"window_size": sizes[0]}
     found = ld.MaxSim(folder, explain=True, **cut)(frame(["old dog"], [text])).iloc[0]
@@ -171,10 +171,10 @@ def test_overlaps_and_repetitions_change_nothing_but_context():
 def test_windows_are_as_long_as_the_checkpoint_says():
     model = ld.MaxSim(PLAIN)
     model(frame(QUERIES, [LONG * 3]))
-    assert model.model.settings.windows.largest == 60 - model.model.format.specials
-    assert model.model.format.specials > 2  # the prompt
-    assert ld.MaxSim(PLAIN, window_size=30).model.settings.windows.largest == 30
-    assert ld.MaxSim(tiny.encoder(None)).model.settings.windows.largest == 128 - 2
+    assert model.model.reader.windows.largest == 60 - model.model.reader.special_tokens()
+    assert model.model.reader.special_tokens() > 2  # the prompt
+    assert ld.MaxSim(PLAIN, window_size=30).model.reader.windows.largest == 30
+    assert ld.MaxSim(tiny.encoder(None)).model.reader.windows.largest == 128 - 2
 
 
 def test_a_longer_query_is_cut_where_the_checkpoint_cuts_it_and_that_is_told():
@@ -292,15 +292,12 @@ def test_any_text_has_a_score(folder):
 
 def test_what_is_skipped_has_no_vector():
     model = ld.MaxSim(STANFORD).model
-    form = model.format
-    skipped = form.vectors.skipped
+    skipped = model.encoder.vectors_of.skipped
     assert len(skipped) == 32
     assert model.tokenizer.convert_tokens_to_ids("!") in skipped
-    assert form.query_format.vectors.side == "query"
-    read = model.tokenizer(["cat", "cat ! ?"], add_special_tokens=False)["input_ids"]
-    ids = [np.asarray(tokens, dtype=np.int32) for tokens in read]
-    kept = [len(vectors) for vectors in model.encoder.states(ids, form, None)]
-    assert kept == [form.specials + 1] * 2
+    windows = [window for pair in model.read(["dog"] * 2, ["cat", "cat ! ?"]) for window in pair.windows]
+    kept = [len(vectors) for vectors in model.encoder.states(windows, None)]
+    assert kept == [model.reader.special_tokens() + 1] * 2
 
 
 def test_titles_are_read_with_each_window():
@@ -480,7 +477,7 @@ def test_pooling_of_a_checkpoint_can_be_switched_off():
     pooled, single = (ld.MaxSim(POOLED, token_pooling=factor) for factor in (None, 1))
     rows = frame(QUERIES, [LONG])
     assert (scores(pooled, rows) < scores(single, rows)).any()
-    assert pooled.model.format.vectors.pooling == 2.0
+    assert pooled.model.encoder.how.pooling == 2.0
 
 
 # Explanations.
@@ -585,7 +582,7 @@ def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path, encoded):
     model.save(tmp_path / "model")
     loaded = ld.MaxSim.load(tmp_path / "model")
     assert loaded.model.ready
-    assert loaded.model.format == model.model.format
+    assert loaded.model.reader.describe() == model.model.reader.describe()
     np.testing.assert_allclose(scores(loaded, rows), expected, **CLOSE)
     loaded.vector_cache = model.vector_cache
     forget_embeddings()

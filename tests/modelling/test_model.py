@@ -104,7 +104,8 @@ def test_the_id_of_padding_does_not_matter(request, model, layout):
     scorer = make(request.getfixturevalue(model), layout=layout)
     expected = scores(scorer)
     for pad_id in (1, 50):
-        scorer.encoder.format = replace(scorer.encoder.format, pad_id=pad_id)
+        scorer.reader.pad_id = pad_id
+        scorer.reader.specials = replace(scorer.reader.specials, pad_id=pad_id)
         np.testing.assert_allclose(scores(scorer), expected, **CLOSE)
 
 
@@ -258,7 +259,7 @@ def test_explanations(backbone, head, windows):
     np.testing.assert_allclose(found, scores(scorer, queries, texts), **CLOSE)
     for query, text, score, explanation in zip(queries, texts, found, explanations, strict=True):
         [tokens] = tokenize(scorer.tokenizer, [text], offsets=True)
-        assert explanation.spans == [tokens.characters(span) for span in scorer.settings.windows(tokens.head(60))]
+        assert explanation.spans == [tokens.characters(span) for span in scorer.reader.windows(tokens.head(60))]
         assert len(explanation.scores) == len(explanation.spans)
         # Each window by itself. White space at its ends is no token.
         pieces = [text[a:b] for a, b in explanation.spans]

@@ -16,7 +16,6 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.model import Model
 from pyterrier_longdoc.modelling.preselection import (
     Preselection,
-    TextPairs,
     WindowSelector,
     preselection_from_config,
 )
@@ -58,11 +57,6 @@ def tokenized(*texts):
     return tokenize(tiny.tokenizer(), texts, offsets=True)
 
 
-def pairs(queries, documents):
-    """One pair of each query and document."""
-    return TextPairs(queries, documents, np.arange(len(queries)), np.arange(len(documents)))
-
-
 @pytest.mark.parametrize("table", [None, ({"cat": 3, "red": 1, "the": 9}, 10)], ids=["own windows", "table"])
 def test_bm25_is_the_formula(table):
     (document,) = tokenized(LONG)
@@ -78,7 +72,7 @@ def test_bm25_is_the_formula(table):
             idf = math.log(1 + ((len(bags) if table is None else 10) - having + 0.5) / (having + 0.5))
             score += idf * bag[word] * 1.9 / (bag[word] + 0.9 * (0.6 + 0.4 * bag.total() / mean))
         expected.append(score)
-    (scores,) = selector.scores(pairs(["Red cat; the SNOW cat"], [document]), [windows])
+    (scores,) = selector.scores(["Red cat; the SNOW cat"], [document], [windows])
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
@@ -107,7 +101,7 @@ def test_the_best_window_does_not_depend_on_the_unicode_form(form):
     for query, planted in (FORMS[form], FORMS[form][::-1]):
         (document,) = tokenized(f"{FILLER} {FILLER} the dog is a red {planted} {FILLER}")
         for selector in (ld.BM25Windows(1), ld.BM25Windows.from_texts([query, FILLER], 1)):
-            [(_, [span])] = selector.cut(pairs([query], [document]), GreedyChunks(20))
+            [(_, [span])] = selector.cut([query], [document], GreedyChunks(20))
             assert "red" in document.window_text(span)
 
 
@@ -116,7 +110,7 @@ def test_key_blocks_do_not_depend_on_the_unicode_form(form):
     query, planted = FORMS[form]
     (document,) = tokenized(f"{FILLER} {FILLER} the dog is a red {planted} {FILLER}")
     blocks = ld.KeyBlocks(ld.BM25Windows(1), GreedyChunks(20))
-    [(shorter, [span])] = blocks.cut(pairs([query], [document]), GreedyChunks(20))
+    [(shorter, [span])] = blocks.cut([query], [document], GreedyChunks(20))
     assert "red" in shorter.window_text(span)
 
 
@@ -256,13 +250,13 @@ def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
 class Last(WindowSelector):
     """A selector of a user's own: the last windows."""
 
-    def scores(self, pairs, spans):
-        return [np.arange(len(spans[document])) for document in pairs.document]
+    def scores(self, queries, documents, spans):
+        return [np.arange(len(windows)) for windows in spans]
 
 
 def test_selectors_of_users_own_are_read_back(tmp_path):
     (document,) = tokenized(LONG)
-    assert Last(2).cut(pairs(["red"], [document]), GreedyChunks(60)) == [(document, [(60, 120), (120, 165)])]
+    assert Last(2).cut(["red"], [document], GreedyChunks(60)) == [(document, [(60, 120), (120, 165)])]
     assert preselection_from_config(Last(2).to_config(tmp_path), tmp_path) == Last(2)
     assert Last(2).to_config(tmp_path)["module"] == __name__
     for module in ({}, {"module": "parts"}):
@@ -280,7 +274,7 @@ def test_fit_reads_the_chosen_windows_and_leaves_the_selector_alone(selector, cr
 
     def spy(self, pairs, coverage=None):
         if self is model.model and torch.is_grad_enabled():
-            read.extend(pairs.counts)
+            read.extend(len(pair.windows) for pair in pairs)
         return encode(self, pairs, coverage)
 
     monkeypatch.setattr(Model, "encode", spy)

@@ -274,7 +274,7 @@ def test_what_nothing_limits_reads_windows_of_the_usual_size(t5):
         model = cls(t5, template="monot5", device="cpu", max_query_len=8)
         model(tiny.frame(["old dog"], [text]))
         assert (model.coverage.tokens, model.coverage.tokens_read) == (800, tokens)
-        assert model.model.format.longest is None
+        assert model.model.reader.longest is None
 
 
 @pytest.mark.parametrize("cls", [ld.CEDR, ld.NeuralModel1])

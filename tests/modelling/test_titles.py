@@ -10,7 +10,6 @@ import pytest
 import pyterrier_longdoc as ld
 
 from ..support import tiny, tiny_long
-from ..support.scorers import read_of
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
 
 pytestmark = QUIET
@@ -38,17 +37,14 @@ def frame(title, text, query="old dog") -> pd.DataFrame:
 def read(model, rows: pd.DataFrame):
     """What the backbone gets of the rows, and the tokenizer."""
     scorer = model.model
-    found = read_of(scorer, rows["query"].tolist(), model.documents(rows))
-    query, windows = found.by_window()
-    batch = scorer.format.collate([found.queries[number] for number in query], [[window] for window in windows])
-    return batch, scorer.tokenizer
+    pairs = scorer.read(rows["query"].tolist(), model.documents(rows))
+    return [window for pair in pairs for window in pair.windows], scorer.tokenizer
 
 
 def inputs(model, rows: pd.DataFrame) -> list[str]:
     """The inputs that the backbone gets, in tokens."""
-    batch, tokenizer = read(model, rows)
-    real = (ids[mask].tolist() for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True))
-    return [" ".join(tokenizer.convert_ids_to_tokens(ids)) for ids in real]
+    windows, tokenizer = read(model, rows)
+    return [" ".join(tokenizer.convert_ids_to_tokens(window.ids.tolist())) for window in windows]
 
 
 def test_tokens_and_segments_of_each_window(cross_encoder):
@@ -58,9 +54,9 @@ def test_tokens_and_segments_of_each_window(cross_encoder):
         "[CLS] old dog [SEP] red sun tree river mountain city [SEP]",
         "[CLS] old dog [SEP] red sun city rain snow wind [SEP]",
     ]
-    batch, _ = read(model, frame("red sun", "dog bird"))
-    assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1]]
-    assert (batch.content_start.tolist(), batch.content_length.tolist()) == ([4], [4])
+    [window], _ = read(model, frame("red sun", "dog bird"))
+    assert window.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert window.content == (4, 4 + 4)
 
 
 @pytest.mark.parametrize("title", ["", None, np.nan])
@@ -112,7 +108,7 @@ def test_marks_stand_before_the_sentences_of_the_text_alone(tmp_path):
 def test_the_largest_input_fits(cross_encoder):
     model = ld.FirstP(cross_encoder, max_query_len=8, **TITLED)
     row = frame("red " * 50, "cat " * 500, query="dog " * 50)
-    assert read(model, row)[0].lengths.tolist() == [128]
+    assert [len(window) for window in read(model, row)[0]] == [128]
     model(row)
 
 
@@ -171,14 +167,14 @@ def test_selecting_models_get_the_text_that_is_read(kind, results, monkeypatch):
     score = chosen.model.score
     monkeypatch.setattr(chosen.model, "score", lambda queries, texts: (seen.extend(texts), score(queries, texts))[1])
     model = make("MaxP", preselect=chosen, **{**TITLED, "repeat_tokens": 2})
-    batch, tokenizer = read(model, results.iloc[[0]])
-    text, windows = results["text"][0], make("MaxP").model
-    spans = windows.settings.windows(windows.tokenize([text])[0])
+    windows, tokenizer = read(model, results.iloc[[0]])
+    text, reader = results["text"][0], make("MaxP").model.reader
+    spans = reader.windows(reader.tokenize([text])[0])
     assert len(seen) == len(spans) > 2
     assert all(shown.startswith("the red\n") for shown in seen)  # two of the title's three tokens
     assert all(shown.removeprefix("the red\n") in text for shown in seen)
-    assert len(batch.lengths) == 2
-    assert tokenizer.decode(batch.input_ids[0], skip_special_tokens=True).startswith("old dog the red ")
+    assert len(windows) == 2
+    assert tokenizer.decode(windows[0].ids, skip_special_tokens=True).startswith("old dog the red ")
 
 
 @pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPEATING if name in CROSS_ENCODERS]))

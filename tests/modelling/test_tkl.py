@@ -16,7 +16,6 @@ from pyterrier_longdoc.modelling.word_vectors import load_word_backbone, read_ve
 
 from ..support import tiny
 from ..support.arithmetic import array
-from ..support.scorers import read_of
 from ..support.systems import QUIET
 
 pytestmark = QUIET
@@ -112,8 +111,8 @@ def tkl(**arguments):
 def encoded_by(model, query, text):
     scorer = model.model
     with torch.inference_mode():
-        read = read_of(scorer, [query], [text])
-        return scorer, read, scorer.encode(read)
+        [read] = scorer.read([query], [text])
+        return scorer, read, scorer.encode([read])
 
 
 @pytest.mark.parametrize(("size", "overlap"), [(7, 3), (5, 8), (4, 0), (100, 5)])
@@ -124,7 +123,7 @@ def test_tokens_see_their_window_and_its_neighbours(size, overlap):
     with torch.no_grad():
         encoder.mixture.fill_(0.3)
     scorer, read, encoded = encoded_by(model, "red fish", SENTENCE * 2)
-    ids = torch.tensor(read.texts[0].ids.astype("int64"))
+    ids = torch.tensor(read.text.ids.astype("int64"))
     states = []
     for start in range(0, len(ids), size):
         first, end = max(0, start - overlap), min(len(ids), start + size)
@@ -134,7 +133,7 @@ def test_tokens_see_their_window_and_its_neighbours(size, overlap):
         context = encoder.transformer((seen + sinusoids(position, 32)).unsqueeze(0))[0]
         states.append((0.3 * seen + 0.7 * context)[start - first : end - first])
     document = torch.cat(states)
-    words = encoder.backbone.words(torch.tensor(read.queries[0].astype("int64")))
+    words = encoder.backbone.words(torch.tensor(read.query.ids.astype("int64")))
     query = 0.3 * words + 0.7 * encoder.transformer((words + sinusoids(torch.arange(2), 32)).unsqueeze(0))[0]
     cosines = torch.nn.functional.normalize(query, dim=-1) @ torch.nn.functional.normalize(document, dim=-1).T
     torch.testing.assert_close(encoded.matches.values[0, 0], cosines, rtol=1e-4, atol=1e-5)

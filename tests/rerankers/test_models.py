@@ -99,7 +99,7 @@ def test_saved_and_loaded_it_tells_texts_apart(kind, checkpoint, tmp_path):
     restored = ld.LongP.load(tmp_path, device="cpu")
     assert arguments_of(restored) == arguments_of(model)
     np.testing.assert_allclose(scores(restored, TEXTS), expected, atol=1e-5)
-    assert restored.model.format == model.model.format
+    assert restored.model.reader.describe() == model.model.reader.describe()
 
 
 def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results):
@@ -108,9 +108,8 @@ def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results)
     with pytest.warns(ld.TruncationWarning):
         assert np.isfinite(scores(model, results)).all()
     assert model.coverage.documents_cut == 1
-    form = model.model.format
-    largest = form.longest - 8 - form.specials - form.query_trail_size
-    assert model.model.settings.windows.largest == largest
+    reader = model.model.reader
+    assert reader.windows.largest == reader.longest - 8 - reader.special_tokens()
 
 
 def test_the_firstp_twin_is_one_argument(kind, checkpoint):
@@ -245,19 +244,19 @@ def test_bigbird_whose_positions_are_no_whole_number_of_blocks(tmp_path):
     folder = tiny_long.encoder(tmp_path, "big_bird", max_position_embeddings=250)
     model = ld.LongP(folder, max_query_len=8, device="cpu")
     assert np.isfinite(scores(model, TEXTS.assign(query="dog " * 8, text="dog " * 400))).all()
-    specials = model.model.format.specials
-    assert model.model.settings.windows.largest == 248 - 8 - specials
+    specials = model.model.reader.special_tokens()
+    assert model.model.reader.windows.largest == 248 - 8 - specials
     full = ld.LongP(folder, attention_type="original_full", max_query_len=8, device="cpu").model
-    assert full.settings.windows.largest == 250 - 8 - specials
+    assert full.reader.windows.largest == 250 - 8 - specials
 
 
 def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     model = ld.LongP(folder, template="{query}\n{text}", max_query_len=2, device="cpu").model
-    queries = model.read_queries(["the old dog in the rain"])
+    [query] = model.reader.tokenize_queries(["the old dog in the rain"])
     words, trail = (model.tokenizer(text)["input_ids"] for text in ("the old dog in the rain", "\n"))
-    assert queries.ids[0].tolist() == [*words[:2], *trail]
-    assert (queries.lengths, queries.lengths_read) == ([len(words)], [2])
+    assert query.ids.tolist() == [*words[:2], *trail]
+    assert (query.tokens, query.tokens_read) == (len(words), 2)
 
 
 SLIDING = {"window_size": 20, "stride": 10}

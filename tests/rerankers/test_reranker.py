@@ -341,8 +341,8 @@ def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
 )
 def test_what_windows_leave_to_queries(name, changes, room, size, results):
     model = make(name, max_query_len=None, **changes)
-    settings = model.model.settings
-    assert (settings.max_query_len, settings.windows.largest) == (room, size)
+    reader = model.model.reader
+    assert (reader.max_query_len, reader.windows.largest) == (room, size)
     for length in (room, room + 1):
         told = told_of(
             ld.TruncationWarning, lambda length=length: model(results.iloc[[1]].assign(query="dog " * length))

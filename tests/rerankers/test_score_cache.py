@@ -55,7 +55,7 @@ def encoded(monkeypatch) -> list[int]:
     counts, encode = [], model_module.Model.encode
 
     def spy(self, read, coverage=None):
-        counts.append(len(read.query))
+        counts.append(len(read))
         return encode(self, read, coverage)
 
     monkeypatch.setattr(model_module.Model, "encode", spy)

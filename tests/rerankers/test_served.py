@@ -291,7 +291,7 @@ def test_with_its_tokenizer_windows_fit_as_the_server_says(form):
     with reranker(form) as server:
         model = ld.FirstP(backend(server, form, longest_input=None), max_query_len=8)
         model(tiny.frame(["old dog"], [tiny.LONG * 5]))
-        assert model.model.settings.windows.largest == LONGEST - 8 - 3 - 8  # query, special ones, to spare
+        assert model.model.reader.windows.largest == LONGEST - 8 - 3 - 8  # query, special ones, to spare
 
 
 def test_who_may_cut_without_a_word_is_named(form):

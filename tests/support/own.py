@@ -55,8 +55,8 @@ def with_selector(sign: int, backbone: str, **options: Any) -> Any:
     class EditedSelector(ld.modelling.preselection.WindowSelector):
         needs_text = False
 
-        def scores(self, pairs, spans):
-            return [-sign * np.arange(len(spans[document]), dtype=float) for document in pairs.document]
+        def scores(self, queries, documents, spans):
+            return [-sign * np.arange(len(windows), dtype=float) for windows in spans]
 
     return ld.MaxP(backbone, window_size=4, stride=4, preselect=EditedSelector(1), **SMALL, **options)
 

@@ -17,8 +17,9 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from ..inputs import InputRules, WindowBatch
+from ..inputs import Pass
 from ..templates import Template
+from ..tokens import TokenizedText
 
 POSITIONS_FROM_IDS = {
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
@@ -62,10 +63,46 @@ class BackboneOptions:
     vectors: dict[str, Any] | None = None
 
 
+class InputRules:
+    """The needs of an architecture in passes through it; here: none."""
+
+    needs_offsets = False
+    """Whether `tokens` needs the characters of tokens."""
+
+    def tokens(self, text: TokenizedText) -> TokenizedText:
+        """Return the tokens of a text as the architecture reads them."""
+        return text
+
+    def group(self, length: int) -> int:
+        """Return the group of an input: a pass holds inputs of one group, neighbours in length."""
+        return 0
+
+    def padded(self, length: int) -> int:
+        """Return the padded length of an input of `length` tokens that is alone in its pass."""
+        return length
+
+    def cost(self, length: int) -> int:
+        """Return how many tokens an input of `length` tokens counts in the limit of a pass."""
+        return self.padded(length)
+
+    def longest(self, positions: int) -> int:
+        """Return the longest input for a table of so many positions, padding included."""
+        return positions
+
+    def extra_inputs(self, batch: Pass) -> dict[str, Any]:
+        """Return a backbone's arguments besides ids, mask, segments and positions."""
+        return {}
+
+    @contextmanager
+    def pass_context(self, model: Any, length: int) -> Iterator[None]:
+        """Prepare the model for a pass of padded length `length`, and tidy up after it."""
+        yield
+
+
 class DecoderRules(InputRules):
     """Language models: no cache of keys and values, because only generation needs one."""
 
-    def extra_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    def extra_inputs(self, batch: Pass) -> dict[str, Any]:
         return {"use_cache": False}
 
 
@@ -82,8 +119,7 @@ class LongformerRules(InputRules):
     Args:
         window: inputs are padded to a multiple of it, as the model itself does.
         global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (what Boytsov et al. 2025 ran);
-            `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone; `"sentences"`: as
-            `"query"`, and the marks before sentences, which are `[CLS]`, too (QDS-Transformer).
+            `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone.
     """
 
     def __init__(self, window: int, global_attention: str) -> None:
@@ -93,21 +129,41 @@ class LongformerRules(InputRules):
     def padded(self, length: int) -> int:
         return -(-length // self.window) * self.window
 
-    def extra_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        position = torch.arange(mask.shape[1], device=mask.device)
-        start = batch.query_start[rows].unsqueeze(1)
-        end = start + batch.query_length[rows].unsqueeze(1)
+    def extra_inputs(self, batch: Pass) -> dict[str, Any]:
+        return {"global_attention_mask": self.global_tokens(batch).long()}
+
+    def global_tokens(self, batch: Pass) -> torch.Tensor:
+        """Return the `(V, T)` bool mask of tokens with global attention."""
+        edges = torch.tensor([(*one.query, one.content[0]) for one in batch.inputs], device=batch.mask.device)
+        start, end, content = edges.unsqueeze(2).unbind(1)  # (V, 1) each
+        position = torch.arange(batch.mask.shape[1], device=batch.mask.device)
         query = (position >= start) & (position < end)
         cls = (position == 0).expand_as(query)
-        between = (position >= end) & (position < batch.content_start[rows].unsqueeze(1)) & mask
+        between = (position >= end) & (position < content) & batch.mask
         # The first real token between query and text, or `[CLS]` for a single text.
         separator = position == between.int().argmax(1, keepdim=True)
-        global_tokens = {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
-        if self.global_attention == "sentences":
-            ids = batch.input_ids[rows]
-            marks = ids == ids[:, :1]
-            global_tokens = global_tokens | (nn.functional.pad(marks, (0, mask.shape[1] - marks.shape[1])) & mask)
-        return {"global_attention_mask": global_tokens.long()}
+        return {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
+
+
+class SentenceRules(LongformerRules):
+    """QDS-Transformer (Jiang et al. 2020): a mark before each sentence of a text has global attention, too.
+
+    Args:
+        window: see `LongformerRules`.
+        mark: the mark, the tokenizer's first token.
+    """
+
+    needs_offsets = True
+
+    def __init__(self, window: int, mark: int) -> None:
+        super().__init__(window, "query")
+        self.mark = mark
+
+    def tokens(self, text: TokenizedText) -> TokenizedText:
+        return text.with_sentences_marked(self.mark)
+
+    def global_tokens(self, batch: Pass) -> torch.Tensor:
+        return super().global_tokens(batch) | ((batch.input_ids == self.mark) & batch.mask)
 
 
 class BigBirdRules(InputRules):
@@ -167,7 +223,7 @@ _OWNERS = {"global_attention": "longformer", "attention_window": "longformer", "
 """Options that one family has."""
 
 
-def rules_for(config: Any, options: BackboneOptions) -> InputRules:
+def rules_for(config: Any, options: BackboneOptions, tokenizer: Any = None) -> InputRules:
     """Return the rules of the architecture that a configuration describes; ValueError for options it does not have."""
     family = config.model_type
     for name, owner in _OWNERS.items():
@@ -183,8 +239,10 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
     if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
         raise ValueError(f"a template with answers={answers!r} is for language models, not for {family}")
     if family == "longformer":
-        window = config.attention_window
-        return LongformerRules(window if isinstance(window, int) else max(window), options.global_attention)
+        window = config.attention_window if isinstance(config.attention_window, int) else max(config.attention_window)
+        if options.global_attention == "sentences" and tokenizer is not None:
+            return SentenceRules(window, tokenizer("a")["input_ids"][0])
+        return LongformerRules(window, options.global_attention)
     if family == "big_bird":
         sparse = (options.attention_type or config.attention_type) == "block_sparse"
         return BigBirdRules(config.block_size, config.num_random_blocks, sparse)

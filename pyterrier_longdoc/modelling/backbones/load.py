@@ -28,8 +28,7 @@ from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.language import load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
-from ..inputs import InputFormat
-from ..templates import TEMPLATES, Template, names_roles, seams, template_of_roles, wording
+from ..templates import TEMPLATES, Template, names_roles, template_of_roles
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import (
     POSITIONS_FROM_IDS,
@@ -125,10 +124,15 @@ class Backbone:
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is None or positions <= 0:
             return None
-        return self.rules.longest(int(positions) - (self._first_position or 0))
+        return self.rules.longest(int(positions) - (self.first_position or 0))
 
     @property
-    def _first_position(self) -> int | None:
+    def has_segments(self) -> bool:
+        """Whether it tells a query and a text apart by segments."""
+        return getattr(self.model.config, "type_vocab_size", 0) > 1
+
+    @property
+    def first_position(self) -> int | None:
         """The first position id; None where the model numbers positions from 0 by itself."""
         return self.model.config.pad_token_id + 1 if self.family in POSITIONS_FROM_IDS else None
 
@@ -143,55 +147,6 @@ class Backbone:
             "modular": None if steps is None else {"steps": steps, "pooling": self.pooling},
             "options": {**asdict(self.options), "pooling": pooling, "template": template},
         }
-
-    def pair_format(self) -> InputFormat:
-        """Return the template's layout for a pair of texts, or without a template the tokenizer's own."""
-        pad_id = self.tokenizer.pad_token_id or 0
-        if self.template is not None:
-            return InputFormat(types=None, pad_id=pad_id, **wording(self.tokenizer, self.template)._asdict())
-        encoded = self.tokenizer("a", "b")
-        ids, sides, types = encoded["input_ids"], encoded.sequence_ids(), encoded.get("token_type_ids")
-        first, middle, second, suffix = sides.index(0), _side_end(sides, 0), sides.index(1), _side_end(sides, 1)
-        prompt, lead = self._prefix_ids(self.options.prompt) if self.options.prompt else ((), "")
-        return InputFormat(
-            prefix=(*ids[:first], *prompt),
-            middle=tuple(ids[middle:second]),
-            suffix=tuple(ids[suffix:]),
-            types=(types[0], types[first], types[middle], types[second], types[-1]) if self._segments(types) else None,
-            pad_id=pad_id,
-            position_offset=self._first_position,
-            marks_sentences=self.options.global_attention == "sentences",
-            query_lead=lead,
-        )
-
-    def text_format(self, prefix: str = "") -> tuple[InputFormat, str]:
-        """Return the format of a single text with a prefix, and the white space to put before the text."""
-        encoded = self.tokenizer("a")
-        ids, sides = encoded["input_ids"], encoded.sequence_ids()
-        prefix_ids, lead = self._prefix_ids(prefix) if prefix else ((), "")
-        layout = InputFormat(
-            prefix=(*ids[: sides.index(0)], *prefix_ids),
-            middle=(),
-            suffix=tuple(ids[_side_end(sides, 0) :]),
-            types=(0,) * 5 if self._segments(encoded.get("token_type_ids")) else None,
-            pad_id=self.tokenizer.pad_token_id or 0,
-        )
-        return layout, lead
-
-    def _segments(self, types: list[int] | None) -> bool:
-        return types is not None and getattr(self.model.config, "type_vocab_size", 0) > 1
-
-    def _prefix_ids(self, prefix: str) -> tuple[tuple[int, ...], str]:
-        """Return the tokens of a prefix, and the white space to put before a text after it."""
-        prefix_seams = seams(self.tokenizer, prefix, "")
-        if prefix_seams.apart:
-            logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
-        return prefix_seams.surroundings[0], prefix_seams.leads[0]
-
-
-def _side_end(sides: list[int | None], side: int) -> int:
-    """Return the position after the last token of a side."""
-    return len(sides) - sides[::-1].index(side)
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -334,7 +289,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
 def _separates(tokenizer: Any) -> bool:
     """Tell whether a tokenizer puts special tokens between two texts, as Llama's does."""
     sides = tokenizer("a", "b").sequence_ids()
-    return sides.index(1) > _side_end(sides, 0)
+    return sides.index(1) > len(sides) - sides[::-1].index(0)
 
 
 def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions) -> Backbone:
@@ -391,7 +346,7 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
         parts.final,
         parts.pooling,
         template=options.template,
-        rules=rules_for(parts.encoder.config, options),
+        rules=rules_for(parts.encoder.config, options, tokenizer),
         options=options,
     )
 

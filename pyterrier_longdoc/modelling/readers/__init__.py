@@ -1,0 +1,30 @@
+"""How a query and a text become inputs of a backbone: one class for each way, in a file of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..inputs import Settings
+from .base import Reader, Specials
+from .padded import PaddedReader
+from .pair import PairReader
+from .separate import SeparateReader
+from .shared import SharedReader
+from .template import TemplateReader
+
+__all__ = ["PaddedReader", "PairReader", "Reader", "SeparateReader", "SharedReader", "Specials", "TemplateReader"]
+
+
+def reader_of(backbone: Any, settings: Settings) -> Reader:
+    """Return how a backbone reads a query and a window in one input; ValueError if the settings do not suit it."""
+    layout = settings.layout
+    if backbone.template is not None or backbone.options.prompt:
+        if layout.is_for_pairs:
+            raise ValueError(
+                f"{layout!r} is for [CLS] query [SEP] text [SEP]; this backbone reads words around query and text: "
+                f"leave layout='pair'"
+            )
+        return TemplateReader(backbone, settings)
+    if layout.pad_query:
+        return PaddedReader(backbone, settings)
+    return SharedReader(backbone, settings) if layout.shared_budget else PairReader(backbone, settings)

@@ -1,0 +1,95 @@
+"""Queries and windows as inputs of their own, so that a window's states serve all queries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..inputs import Input, Inputs, Query, Settings
+from ..templates import prefix_tokens
+from ..tokens import Span, TokenizedText
+from ..windows import Windows
+from .base import NOTHING, Reader, Specials
+
+
+class SeparateReader(Reader):
+    """Reads queries and windows as inputs of their own, perhaps each after a prefix.
+
+    Args:
+        backbone: the encoder.
+        settings: what is read.
+        prefixes: before every query, and before every window.
+        lengths: most tokens of a query and of a window in the checkpoint's training, special ones included, which hold
+            for queries and windows that no argument gives a size; None where only the backbone limits them.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        settings: Settings,
+        *,
+        prefixes: tuple[str, str] = ("", ""),
+        lengths: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        self.longest, self.lengths = backbone.longest_input, lengths
+        (self.query_specials, self.query_lead), (self.specials, self.text_lead) = self.make_specials(backbone, prefixes)
+        super().__init__(backbone.tokenizer, settings, longest=backbone.longest_input, rules=backbone.rules)
+
+    def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
+        """Return the special tokens around queries and around windows, and the white space to put before each."""
+        found = [specials_of_text(backbone, prefix) for prefix in prefixes]
+        for name, prefix, (specials, _) in zip(("query_prefix", "passage_prefix"), prefixes, found, strict=True):
+            if self.longest is not None and len(specials) >= self.longest:
+                raise ValueError(f"{name}={prefix!r} fills the backbone's {self.longest} tokens")
+        return found
+
+    def special_tokens(self) -> int:
+        return len(self.specials)
+
+    def room(self) -> tuple[int, int, int] | None:
+        if self.longest is None:
+            return None
+        query, window = self.longest - len(self.query_specials), self.longest - len(self.specials)
+        return query, window, query + window
+
+    def asked(self) -> tuple[Windows, int | None]:
+        """See the base class; the checkpoint's lengths hold where no argument gives a size."""
+        (windows, query), (query_length, length) = super().asked(), self.lengths
+        longest = self.longest or sys.maxsize
+        if query is None and query_length:
+            query = max(1, min(query_length, longest) - len(self.query_specials))
+        has_size = windows.within(windows.largest or sys.maxsize) == windows
+        if length and not has_size:
+            windows = self.windows_within(windows, max(1, min(length, longest) - len(self.specials)))
+        return windows, query
+
+    def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
+        """Return the input of a window, which does not depend on the query."""
+        return self.specials.around(NOTHING, content)
+
+    def assemble_query(self, query: np.ndarray) -> Input:
+        """Return the input of a query."""
+        return self.query_specials.around(NOTHING, query)
+
+    def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
+        windows = [self.assemble(NOTHING, self.content(document, span)) for span in spans]
+        row = self.row(query, text, document, spans)
+        return Inputs(query, document, spans, windows, row, self.assemble_query(query.ids))
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "specials": [asdict(self.query_specials), asdict(self.specials)]}
+
+
+def specials_of_text(backbone: Any, prefix: str = "") -> tuple[Specials, str]:
+    """Return the special tokens around a single text with a prefix, and the white space to put before the text."""
+    encoded = backbone.tokenizer("a")
+    ids, sides = encoded["input_ids"], encoded.sequence_ids()
+    prefix_ids, lead = prefix_tokens(backbone.tokenizer, prefix) if prefix else ((), "")
+    start, end = sides.index(0), len(sides) - sides[::-1].index(0)
+    types = (0, 0, 0, 0, 0) if backbone.has_segments and encoded.get("token_type_ids") is not None else None
+    pad_id = backbone.tokenizer.pad_token_id or 0
+    return Specials((*ids[:start], *prefix_ids), (), tuple(ids[end:]), types, pad_id), lead

@@ -1,0 +1,281 @@
+"""Readers against inputs assembled by hand, room for queries and windows, and back to documents."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.modelling.backbones.architectures import InputRules
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+from pyterrier_longdoc.modelling.inputs import Settings, collate, to_dense
+from pyterrier_longdoc.modelling.late_interaction import LateReader
+from pyterrier_longdoc.modelling.layout import LAYOUTS
+from pyterrier_longdoc.modelling.readers import (
+    PaddedReader,
+    PairReader,
+    SeparateReader,
+    SharedReader,
+    Specials,
+    TemplateReader,
+    reader_of,
+)
+from pyterrier_longdoc.modelling.templates import Template
+from pyterrier_longdoc.modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText
+
+from ..support import tiny
+from ..support.systems import slow_but
+
+CLS, SEP, PAD = 101, 102, 9
+BERT = Specials(prefix=(CLS,), middle=(SEP,), suffix=(SEP,), types=(0, 0, 0, 1, 1), pad_id=PAD)
+SLIDING = SlidingWindows(40, 20)
+
+
+def ids(*values):
+    return np.array(values, dtype=np.int32)
+
+
+def backbone(longest=128, *, template=None, prompt="", first_position=None, vectors=None):
+    """As much of a BERT as readers need."""
+    return SimpleNamespace(
+        tokenizer=tiny.tokenizer(),
+        longest_input=longest,
+        has_segments=True,
+        first_position=first_position,
+        rules=InputRules(),
+        template=template,
+        options=SimpleNamespace(prompt=prompt),
+        interaction=SimpleNamespace(max_vectors=vectors),
+    )
+
+
+def asked(windows, query=8, **options):
+    return Settings(windows, max_query_len=query, **options)
+
+
+# One input.
+
+
+def test_special_tokens_stand_around_query_and_text():
+    one = BERT.around(ids(11, 12), ids(21, 22, 23))
+    assert one.ids.tolist() == [CLS, 11, 12, SEP, 21, 22, 23, SEP]
+    assert one.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (one.query, one.content, one.mask) == ((1, 3), (4, 7), None)
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "expected"),
+    [
+        ((11, 12), (21, 22, 23), [CLS, 11, 12, PAD, PAD, SEP, 21, 22, 23, SEP]),
+        ((11, 12), (24,), [CLS, 11, 12, PAD, PAD, SEP, 24, PAD, PAD, SEP]),
+        ((14, 15, 16, 17), (), [CLS, 14, 15, 16, 17, SEP, PAD, PAD, PAD, SEP]),
+        ((), (41, 42, 43), [CLS, PAD, PAD, PAD, PAD, SEP, 41, 42, 43, SEP]),
+    ],
+)
+def test_query_and_text_are_padded_where_they_stand(query, text, expected):
+    one = BERT.around(ids(*query), ids(*text), 4, 3)
+    assert one.ids.tolist() == expected
+    real = [True] * len(one) if one.mask is None else one.mask.tolist()
+    assert real == [token != PAD for token in expected]
+    assert one.types.tolist() == [0] * 6 + [1] * 4
+    assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
+
+
+def test_an_empty_query_and_an_empty_text_leave_the_special_tokens():
+    assert BERT.around(ids(), ids()).ids.tolist() == [CLS, SEP, SEP]
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_where_there_are_no_special_tokens_an_empty_input_is_one_token_of_padding(size):
+    one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
+    assert one.ids.tolist() == [PAD] * max(1, size)
+    assert one.mask is None or one.mask.tolist() == [True, False, False]
+
+
+def test_equal_inputs_have_equal_keys_and_others_do_not():
+    one = BERT.around(ids(11, 12), ids(21))
+    assert one.key == BERT.around(ids(11, 12), ids(21)).key
+    others = [
+        BERT.around(ids(11), ids(12, 21)),
+        BERT.around(ids(11, SEP, 12), ids(21)),
+        BERT.around(ids(11), ids(12, SEP, 21)),
+        BERT.around(ids(11, 12), ids(21), 2, 2),
+        replace(BERT, types=None).around(ids(11, 12), ids(21)),
+        replace(one, positions=np.arange(len(one))),
+    ]
+    assert len({other.key for other in [one, *others]}) == 1 + len(others)
+
+
+def test_inputs_of_a_pass_are_padded_at_their_end():
+    batch = collate([BERT.around(ids(11), ids(21, 22)), BERT.around(ids(), ids(31))], 7, PAD)
+    assert batch.input_ids.tolist() == [[CLS, 11, SEP, 21, 22, SEP, PAD], [CLS, SEP, 31, SEP, PAD, PAD, PAD]]
+    assert batch.mask.tolist() == [[True] * 6 + [False], [True] * 4 + [False] * 3]
+    assert batch.token_type_ids.tolist() == [[0, 0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0, 0]]
+    assert (batch.position_ids, batch.tokens, batch.is_padded) == (None, 10, True)
+    assert "attention_mask" in batch.arguments
+
+
+def test_a_pass_without_padding_has_no_mask():
+    assert "attention_mask" not in collate([BERT.around(ids(11), ids(21))], 5, PAD).arguments
+
+
+# Readers.
+
+
+@pytest.mark.parametrize("family", slow_but(("bert", "roberta", "modernbert"), tiny.FAMILIES))
+def test_the_pair_layout_is_the_tokenizers(family, tmp_path):
+    loaded = load_backbone(tiny.checkpoint(tmp_path, family))
+    reader, tokenizer = PairReader(loaded, asked(GreedyChunks())), loaded.tokenizer
+    queries, texts = ["old dog", "snow", ""], ["a cat and a bird", "rain. sun.", ""]
+    pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts))
+    for query, text, pair in zip(queries, texts, pairs, strict=True):
+        [one], expected = pair.windows, tokenizer([query], [text])
+        assert one.ids.tolist() == expected["input_ids"][0]
+        assert one.positions is one.mask is None
+        if one.types is not None:
+            assert one.types.tolist() == expected["token_type_ids"][0]
+    assert (reader.specials.types is not None) == (family in ("bert", "electra"))
+    assert len(reader.specials) == (4 if "roberta" in family else 3)
+
+
+def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_path):
+    loaded = load_backbone(tiny.checkpoint(tmp_path, "roberta"))
+    reader = PaddedReader(loaded, asked(Truncate(4), 3, layout=LAYOUTS["padded"]))
+    one = reader.assemble(ids(11, 12), ids(21, 22))
+    assert one.ids.tolist() == [2, 11, 12, 0, 3, 21, 22, 0, 0, 3]
+    assert one.positions.tolist() == list(range(1, 1 + 3 + 3 + 4))
+
+
+def test_positions_may_skip_padding():
+    """The first token of a text after a query of 17 tokens is at 21; FlexNeuART pads by Longformer's own pad id."""
+    made = {}
+    for name in ("longformer", "padded"):
+        settings = asked(Truncate(8), 32, layout=LAYOUTS[name])
+        made[name] = PaddedReader(backbone(first_position=2), settings)
+    query, text = np.arange(100, 117, dtype=np.int32), np.arange(200, 205, dtype=np.int32)
+    one = made["longformer"].assemble(query, text)
+    assert one.positions[one.mask].tolist() == list(range(2, 2 + 1 + 17 + 1 + 5 + 1))
+    assert (one.ids[34], one.positions[34]) == (200, 21)
+    short = made["longformer"].assemble(query[:2], text[:0])
+    assert short.positions[short.mask].tolist() == [2, 3, 4, 5, 6]
+    assert made["padded"].assemble(query, text).positions[34] == 36
+
+
+def test_sizes_of_padded_inputs():
+    reader = PaddedReader(backbone(), asked(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
+    assert (reader.query_size, len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
+    apart = LateReader(backbone(), asked(SLIDING, layout=LAYOUTS["padded"]))
+    assert len(apart.assemble_query(ids(11))) == 3 + 8
+    assert len(apart.assemble(ids(), ids(21))) == 3 + 40
+    assert set(apart.assemble_query(ids(11)).types.tolist()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("made", "windows", "limit", "budget"),
+    [
+        (backbone(), Truncate(10), None, 8 + 10),
+        (backbone(), WholeText(), None, 128 - 3),
+        (backbone(), WholeText(), 20, 8 + 20),
+        (backbone(None), WholeText(), None, sys.maxsize - 3),
+    ],
+)
+def test_a_shared_budget(made, windows, limit, budget):
+    assert SharedReader(made, asked(windows, max_doc_len=limit, layout=LAYOUTS["shared"])).budget == budget
+
+
+def test_queries_and_texts_that_stand_there_twice_are_tokenized_once():
+    reader = PairReader(backbone(), asked(SLIDING))
+    first, second, again = reader.tokenize(["a cat", "a dog", "".join(["a ", "cat"])])
+    assert first is again is not second
+    first, second, again = reader.tokenize_queries(["a cat", "a dog", "".join(["a ", "cat"])])
+    assert first is again is not second
+
+
+# Room.
+
+TRAIL = Template.of("{query}\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("make", "windows", "query", "expected"),
+    [
+        # One input: 128 tokens, three of them special.
+        (PairReader, GreedyChunks(), 8, (8, 117)),
+        (PairReader, SLIDING, 8, (8, 40)),
+        (PairReader, SLIDING, None, (85, 40)),
+        (PairReader, GreedyChunks(), None, (31, 94)),  # a quarter for queries
+        (PairReader, WholeText(), None, (31, 94)),
+        # Inputs of their own: two special tokens, and the prefixes of queries and of windows.
+        (SeparateReader, GreedyChunks(), 8, (8, 126)),
+        (SeparateReader, GreedyChunks(), None, (126, 126)),
+        (lambda *a: SeparateReader(*a, prefixes=("a ", "a dog ")), GreedyChunks(), 125, (125, 124)),
+        (lambda *a: SeparateReader(*a, prefixes=("a ", "a dog ")), SLIDING, None, (125, 40)),
+        # Lengths of the checkpoint's training, where no argument gives a size.
+        (lambda *a: SeparateReader(*a, lengths=(20, 60)), GreedyChunks(), None, (18, 58)),
+        (lambda *a: SeparateReader(*a, lengths=(20, 60)), GreedyChunks(70), 30, (30, 70)),
+        # Nothing limits it.
+        (lambda _, s: PairReader(backbone(None), s), GreedyChunks(), None, (None, 477)),
+        (lambda _, s: PairReader(backbone(None), s), SentenceWindows(), 8, (8, None)),
+        # A limit on both, of an interaction: 100 vectors beside ten of special tokens.
+        (lambda _, s: LateReader(backbone(vectors=110), s), GreedyChunks(), 8, (8, 92)),
+        (lambda _, s: LateReader(backbone(vectors=110), s), SLIDING, None, (60, 40)),
+        (lambda _, s: LateReader(backbone(vectors=110), s), SentenceWindows(), None, (25, 75)),
+        (lambda _, s: LateReader(backbone(None, vectors=110), s), GreedyChunks(), 8, (8, 92)),
+    ],
+)
+def test_room_for_queries_and_windows(make, windows, query, expected):
+    reader = make(backbone(), asked(windows, query))
+    assert (reader.max_query_len, reader.windows.largest) == expected
+    # Room for titles comes out of that of windows.
+    largest = reader.windows.largest
+    if largest is not None and windows.within(sys.maxsize) != windows and largest < 477:
+        titled = make(backbone(), asked(windows, query, repeat_tokens=10))
+        assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
+
+
+def test_what_a_template_joins_to_a_query_takes_room():
+    reader = TemplateReader(backbone(template=Template.of("{query} fish {text}")), asked(GreedyChunks()))
+    assert reader.windows.largest == 128 - 8 - 3
+    reader._trail_size = 5
+    assert reader.room() == (120, 120, 120)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "name"),
+    [
+        (PairReader, {"max_query_len": 125}, "max_query_len=125"),
+        (SeparateReader, {"max_query_len": 127}, "max_query_len=127"),
+        (lambda _, s: LateReader(backbone(vectors=110), s), {"max_query_len": 100}, "max_query_len=100"),
+        (PairReader, {"windows": SlidingWindows(118, 60)}, "117 document tokens"),
+        (PairReader, {"windows": SlidingWindows(127, 60), "max_query_len": None}, "document tokens"),
+        (SeparateReader, {"windows": SlidingWindows(127, 60)}, "126 document tokens"),
+        (PairReader, {"windows": SlidingWindows(108, 60), "repeat_tokens": 10}, "repeat_tokens"),
+        (PairReader, {"repeat_tokens": 117}, "lower repeat_tokens"),
+        (lambda *a: SeparateReader(*a, prefixes=("a " * 130, "")), {}, "query_prefix="),
+        (lambda *a: SeparateReader(*a, prefixes=("", "a " * 130)), {}, "passage_prefix="),
+        (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),
+        (lambda _, s: reader_of(backbone(prompt="find: "), s), {"layout": LAYOUTS["shared"]}, "layout='pair'"),
+        (PaddedReader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
+    ],
+)
+def test_what_does_not_fit(make, arguments, name):
+    with pytest.raises(ValueError, match=name):
+        make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))
+
+
+@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))
+def test_to_dense(counts, seed):
+    vectors = torch.randn(sum(counts), 5, generator=torch.Generator().manual_seed(seed))
+    dense = to_dense(vectors, counts)
+    assert dense.cls.shape == (len(counts), max(counts), 5)
+    rows = iter(vectors)
+    for i, count in enumerate(counts):
+        for j in range(max(counts)):
+            assert bool(dense.mask[i, j]) == (j < count)
+            assert torch.equal(dense.cls[i, j], next(rows) if j < count else torch.zeros(5))
