@@ -21,7 +21,6 @@ from torch import nn
 from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
-from .backbones.t5 import FirstStep
 from .devices import dtype_name
 from .heads.base import WarmStart
 from .inputs import Encoded, Input, Inputs, Matches, Pass, QueryStates, Settings, collate, to_dense
@@ -68,8 +67,8 @@ class WindowEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     is_exported = True
     """Whether another runtime than torch can compute its backbone."""
-    vectors_of: Any = None
-    """How tokens get vectors that are compared, see `TokenVectors`; None where they get none."""
+    stands_for = "inputs"
+    """What a vector after the representation step stands for; encoders share its weights only if this is equal."""
 
     build_backbone = staticmethod(build_backbone)
     """Rebuilds the backbone of a saved model."""
@@ -121,11 +120,8 @@ class WindowEncoder(nn.Module):
 
     def check_needs(self, needs: str) -> None:
         """Raise ValueError if a head needs states that the backbone does not have in one width."""
-        if needs != "cls" and isinstance(self.backbone, FirstStep):
-            raise ValueError(
-                "this head looks at the states of query and text, but an encoder-decoder gives one for its answer: "
-                "use FirstP, MaxP, AvgP, PARADE without query_states, ..."
-            )
+        if needs != "cls" and (why := getattr(self.backbone, "lacks_states", "")):
+            raise ValueError(f"this head looks at the states of query and text, but {why}")
         if needs == "last" and self.state_size != self.hidden_size:
             raise ValueError(
                 f"this head needs vectors of one width, but the checkpoint turns states of {self.state_size} features "
@@ -141,6 +137,10 @@ class WindowEncoder(nn.Module):
         words = backbone.model.get_input_embeddings().weight
         cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
         return WarmStart(backbone.final, words[cls], words[sep])
+
+    def reads_like(self, other: Any) -> bool:
+        """Return whether it reads as an encoder of its kind whose weights it takes over, so that scores make sense."""
+        return True
 
     def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return for each of P pairs what only this encoder can explain: fields and `extra` of an `Explanation`."""

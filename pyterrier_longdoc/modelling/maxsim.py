@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -25,9 +25,10 @@ from ..common.coverage import Coverage
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from ..common.store import ArrayStore
-from .backbones.load import Backbone, load_encoder, values_of
+from .backbones.load import Backbone, build_backbone, load_encoder, values_of
 from .backbones.multi_vector_files import load_token_vectors
 from .heads.base import WarmStart
+from .heads.maxsim import MaxSimStart
 from .inputs import Encoded, Input, Inputs, Settings, to_dense
 from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
@@ -40,16 +41,41 @@ STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
 difference which were stored before; None keeps them in memory alone, in fp32."""
 
 
-def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> Backbone:
+@dataclass(eq=False)
+class TokenBackbone(Backbone):
+    """An encoder, a projection, and how tokens get vectors."""
+
+    vectors: TokenVectors = field(kw_only=True)
+
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON-able description from which `build_token_backbone` makes the same modules."""
+        description = super().describe()
+        return {**description, "options": {**description["options"], "vectors": asdict(self.vectors)}}
+
+
+def build_token_backbone(description: dict[str, Any], tokenizer: Any) -> TokenBackbone:
+    """Return the modules that `TokenBackbone.describe` described, with random weights, for strict loading."""
+    values = description["options"]["vectors"] or {}
+    known = {name: value for name, value in values.items() if name != "side"}  # which former versions wrote
+    return _token_backbone(build_backbone(description, tokenizer), TokenVectors(**known))
+
+
+def _token_backbone(backbone: Backbone, vectors: TokenVectors, projection: nn.Module | None = None) -> TokenBackbone:
+    values = {f.name: getattr(backbone, f.name) for f in fields(Backbone)}
+    if projection is not None:
+        # The last steps of a cross-encoder expect a state that depends on the query.
+        values |= {"representation": projection, "final": None, "pooling": "cls"}
+    return TokenBackbone(**values, vectors=vectors)
+
+
+def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> TokenBackbone:
     """Load a late-interaction checkpoint, or an encoder with a projection that is random by seed."""
     name = reachable(encoder_folder(name))
     backbone = load_encoder(name, trust_remote_code=trust_remote_code)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         vectors, projection = load_token_vectors(name, backbone.tokenizer, backbone.state_size)
-    options = replace(backbone.options, vectors=asdict(vectors))
-    # The last steps of a cross-encoder expect a state that depends on the query.
-    return replace(backbone, representation=projection, final=None, pooling="cls", options=options)
+    return _token_backbone(backbone, vectors, projection)
 
 
 class MaxSimReader(SeparateReader):
@@ -76,10 +102,12 @@ class MaxSimEncoder(SeparateEncoder):
     """
 
     token_pooling: float | None = None
+    stands_for = "tokens"
+    build_backbone = staticmethod(build_token_backbone)
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.vectors_of = TokenVectors(**(backbone.options.vectors or {}))
+    def __init__(self, backbone: TokenBackbone) -> None:
         super().__init__(backbone)
+        self.vectors_of = backbone.vectors
 
     @property
     def projection(self) -> nn.Module:
@@ -97,7 +125,12 @@ class MaxSimEncoder(SeparateEncoder):
         return MaxSimReader(self.origin, settings, self.vectors_of)
 
     def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
-        return replace(super().take_over(backbone, tokenizer), compares_tokens=self.vectors_of.trained)
+        start = super().take_over(backbone, tokenizer)
+        return MaxSimStart(start.final, start.cls_embedding, start.sep_embedding, trained=self.vectors_of.trained)
+
+    def reads_like(self, other: Any) -> bool:
+        """See the base class: markers, queries' filling and tokens without vectors are those of the training."""
+        return replace(self.vectors_of, trained=other.vectors_of.trained) == other.vectors_of
 
     # Vectors.
 

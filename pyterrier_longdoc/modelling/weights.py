@@ -99,11 +99,11 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
 def start_from(model: Any, other: Any) -> str | None:
     """Take over another model's encoder, and its head or what fits of it; return how the encoders differ if they do.
 
-    From a bi-encoder only the backbone is taken: no head was trained on its states. So between `MaxSim` and others.
+    From a bi-encoder only the backbone is taken: no head was trained on its states. The same holds between encoders
+    whose vectors stand for different things.
     """
     encoder, other_encoder = model.encoder, other.encoder
-    how, other_how = encoder.vectors_of, other_encoder.vectors_of
-    only_backbone = (how is None) != (other_how is None) or not isinstance(other.head, Head)
+    only_backbone = encoder.stands_for != other_encoder.stands_for or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
         difference = _difference(getattr(encoder, part), getattr(other_encoder, part))
@@ -118,8 +118,7 @@ def start_from(model: Any, other: Any) -> str | None:
             if other_module is not None and _difference(module, other_module) is None:
                 module.load_state_dict(other_module.state_dict())
         _start_head(model, other)
-        if how is not None and replace(how, trained=other_how.trained) != other_how:
-            model.ready = False  # markers, queries' filling or tokens without vectors are not those of its training
+        model.ready = model.ready and encoder.reads_like(other_encoder)
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
     return None
 

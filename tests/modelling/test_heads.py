@@ -17,6 +17,7 @@ from transformers import AutoModel
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.heads import base, build_head, registered_heads
 from pyterrier_longdoc.modelling.heads.base import Head, WarmStart, head_options
+from pyterrier_longdoc.modelling.heads.maxsim import MaxSimStart
 from pyterrier_longdoc.modelling.inputs import Encoded, Matches, QueryStates
 
 from ..support import tiny, tiny_long
@@ -353,7 +354,7 @@ def test_warm_start_takes_over_the_final_layer(name):
     head, warm = make(name), start()
     if name in WITHOUT_WEIGHTS:
         assert not head.warm_start(warm)
-        assert head.warm_start(replace(warm, compares_tokens=True))
+        assert head.warm_start(MaxSimStart(warm.final, warm.cls_embedding, warm.sep_embedding, trained=True))
         return
     before = head.final.weight.clone()
     for nothing_to_take_over in (start(final=False), start(width=H + 8)):

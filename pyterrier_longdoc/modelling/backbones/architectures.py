@@ -50,7 +50,6 @@ class BackboneOptions:
         attention_window: for Longformer, how many tokens each token sees around it; None for its configuration's.
         attention_type: for BigBird, `"block_sparse"` or `"original_full"`; None for its configuration's.
         attn_implementation: see `use_attention`.
-        vectors: for late interaction, how tokens get vectors, see `TokenVectors`; None elsewhere.
     """
 
     pooling: str | None = None
@@ -60,7 +59,6 @@ class BackboneOptions:
     attention_window: int | None = None
     attention_type: str | None = None
     attn_implementation: str | None = None
-    vectors: dict[str, Any] | None = None
 
 
 class InputRules:

@@ -25,7 +25,6 @@ class WarmStart:
     final: nn.Linear | None  # the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder
     cls_embedding: torch.Tensor  # `(E,)` word embedding of the tokenizer's `[CLS]`
     sep_embedding: torch.Tensor  # `(E,)` word embedding of the tokenizer's `[SEP]`
-    compares_tokens: bool = False  # whether the encoder was trained to make vectors of tokens that are compared
 
 
 class Head(nn.Module):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ..inputs import Encoded
 from .base import Head, WarmStart
+
+
+@dataclass(frozen=True, eq=False)
+class MaxSimStart(WarmStart):
+    """See the base class; `trained` tells whether the checkpoint has vectors of tokens that are compared."""
+
+    trained: bool = False
 
 
 class MaxSimHead(Head, name="maxsim"):
@@ -36,7 +45,7 @@ class MaxSimHead(Head, name="maxsim"):
 
     def warm_start(self, start: WarmStart) -> bool:
         """Take over nothing; scores make sense if the projection is the checkpoint's."""
-        return start.compares_tokens
+        return isinstance(start, MaxSimStart) and start.trained
 
 
 def _maxima(encoded: Encoded) -> torch.Tensor:
