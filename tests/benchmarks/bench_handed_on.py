@@ -31,7 +31,6 @@ import pyterrier as pt
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.experiment.significance import Statistics, resampled_means
-from pyterrier_longdoc.modelling.preselection import TextPairs
 from pyterrier_longdoc.modelling.tokens import TokenizedText, tokenized
 from pyterrier_longdoc.rerankers.calibrated import FEWEST
 
@@ -68,8 +67,7 @@ def results_of(dataset: Any, queries: int, skip: int, file: Path) -> pd.DataFram
 def selector_scores(selector: ld.BM25Windows, query: str, text: str, spans: Any) -> list[float]:
     """BM25 of each window, which is one token to the selector."""
     windows = TokenizedText(np.zeros(len(spans)), text, np.array(spans))
-    pair = TextPairs([query], [windows], *np.zeros((2, 1), "int64"))
-    return selector.scores(pair, [[(i, i + 1) for i in range(len(spans))]])[0].tolist()
+    return selector.scores([query], [windows], [[(i, i + 1) for i in range(len(spans))]])[0].tolist()
 
 
 def handed_on(results: pd.DataFrame, gold: pd.DataFrame, budgets: list[int]) -> pd.DataFrame:

@@ -90,7 +90,7 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
     maxp = ld.CrossEncoder.load("longdoc:maxp", **FP32)
     texts, tokens = [], 0
     for row in dataset.get_corpus_iter(verbose=False):
-        size = len(maxp.model.tokenize([row["text"]])[0])
+        size = len(maxp.model.reader.tokenize([row["text"]])[0])
         if args.tokens <= size < 2 * args.tokens and len(texts) < args.documents:
             texts, tokens = [*texts, row["text"]], tokens + size
     queries = dataset.get_topics("test")["query"].head(args.queries).tolist()

@@ -5,7 +5,7 @@
 `fit`: candidates without text, 100 for a query, and a loader that counts; one optimiser step of 16 queries with two
 documents each, by a tiny random model. Seconds and MB are of the whole `fit`, the first step included.
 `transform`: the same rows with short texts and no encoder (scores are the numbers of windows), so that the bytes are
-those of the way through the package, tokens that are remembered (64 MB at most) included. With `--checkout` another
+those of the way through the package. With `--checkout` another
 checkout of the project is measured, for a table of before and after. Linux.
 """
 
@@ -77,7 +77,7 @@ def transform(backbone: str, rows: int, texts: int, dtype: str) -> dict[str, flo
     model = ld.FirstP(backbone, max_query_len=8)
     with (
         patch.object(Model, "encode", lambda self, read, work=None: read),
-        patch.object(Model, "aggregate", lambda self, read: torch.tensor([float(len(w)) for w in read.windows])),
+        patch.object(Model, "aggregate", lambda self, read: torch.tensor([float(len(pair.windows)) for pair in read])),
     ):
         model(run.head(PER_QUERY))  # imports and first calls
         gc.collect()

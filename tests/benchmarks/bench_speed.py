@@ -115,7 +115,7 @@ def passages(scorer: Any, frame: pd.DataFrame) -> tuple[list[list[str]], float]:
     differ = []
     for text in dict.fromkeys(frame["text"]):
         (document,) = tokenize(scorer.tokenizer, [text], offsets=True)
-        spans = scorer.settings.windows(document)
+        spans = scorer.reader.windows(document)
         cut[text] = [text[slice(*document.characters(span))] for span in spans]
         alone = tokenize(scorer.tokenizer, cut[text])
         differ += [list(document.ids[a:b]) != list(again.ids) for (a, b), again in zip(spans, alone, strict=True)]

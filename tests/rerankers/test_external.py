@@ -161,14 +161,14 @@ def test_words_are_cut_and_counted(results):
 
 
 def test_sizes_left_open_are_words_that_mostly_fit():
-    def settings(cls, longest=None, **arguments):
-        return cls(ld.PairScorer(overlap, longest_input=longest), **arguments).model.settings
+    def reader(cls, longest=None, **arguments):
+        return cls(ld.PairScorer(overlap, longest_input=longest), **arguments).model.reader
 
-    largest = [settings(ld.FirstP, longest).windows.largest for longest in (None, 512, 8192)]
+    largest = [reader(ld.FirstP, longest).windows.largest for longest in (None, 512, 8192)]
     assert largest == [352, 352, 477]
-    assert settings(ld.LongP).windows.largest is None
-    assert settings(ld.FirstP, 512, window_size=500).windows.largest == 500
-    whole = settings(ld.FirstP, max_query_len=None)
+    assert reader(ld.LongP).windows.largest is None
+    assert reader(ld.FirstP, 512, window_size=500).windows.largest == 500
+    whole = reader(ld.FirstP, max_query_len=None)
     assert (whole.windows.largest, whole.max_query_len) == (288, None)  # a quarter is left to queries
 
 
