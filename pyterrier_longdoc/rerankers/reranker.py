@@ -515,9 +515,9 @@ class CrossEncoder(Reranker, pt.Estimator):
             cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; or an `InputLayout`, or the
             name of another one that a preset uses.
         score_cache: a file that stores scores by weights, settings, query and text. A second run of the same model over
-            the same texts reads them, and an interrupted run goes on: scores are written a block of texts at a time. Not
-            used with `explain`, in the validation of `fit`, or for a class with code of your own but no `describe` of its
-            own.
+            the same texts reads them, and an interrupted run goes on: each block of texts is written when it is done.
+            Not used with `explain`, in the validation of `fit`, or for a class with code of your own but no `describe`
+            of its own.
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
     Attributes:
