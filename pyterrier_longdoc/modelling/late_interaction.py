@@ -138,16 +138,8 @@ def build_late_backbone(description: dict[str, Any], tokenizer: Any) -> LateBack
 
 def _late_backbone(backbone: Backbone, interaction: VectorTransformer) -> LateBackbone:
     # The last steps of a cross-encoder expect a state that depends on the query.
-    return LateBackbone(
-        backbone.model,
-        backbone.tokenizer,
-        None,
-        None,
-        backbone.pooling,
-        rules=backbone.rules,
-        options=backbone.options,
-        interaction=interaction,
-    )
+    parts = vars(backbone) | {"representation": None, "final": None}
+    return LateBackbone(**parts, interaction=interaction)
 
 
 class Interaction(nn.Module):

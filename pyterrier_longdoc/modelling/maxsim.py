@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -57,15 +57,7 @@ def build_token_backbone(description: dict[str, Any], tokenizer: Any) -> TokenBa
     """Return the modules that `TokenBackbone.describe` described, with random weights, for strict loading."""
     values = description["options"]["vectors"] or {}
     known = {name: value for name, value in values.items() if name != "side"}  # which former versions wrote
-    return _token_backbone(build_backbone(description, tokenizer), TokenVectors(**known))
-
-
-def _token_backbone(backbone: Backbone, vectors: TokenVectors, projection: nn.Module | None = None) -> TokenBackbone:
-    values = {f.name: getattr(backbone, f.name) for f in fields(Backbone)}
-    if projection is not None:
-        # The last steps of a cross-encoder expect a state that depends on the query.
-        values |= {"representation": projection, "final": None, "pooling": "cls"}
-    return TokenBackbone(**values, vectors=vectors)
+    return TokenBackbone(**vars(build_backbone(description, tokenizer)), vectors=TokenVectors(**known))
 
 
 def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> TokenBackbone:
@@ -75,7 +67,9 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         vectors, projection = load_token_vectors(name, backbone.tokenizer, backbone.state_size)
-    return _token_backbone(backbone, vectors, projection)
+    # The last steps of a cross-encoder expect a state that depends on the query.
+    parts = vars(backbone) | {"representation": projection, "final": None, "pooling": "cls"}
+    return TokenBackbone(**parts, vectors=vectors)
 
 
 class MaxSimReader(SeparateReader):
