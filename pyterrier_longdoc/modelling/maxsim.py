@@ -153,8 +153,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Compare P queries and documents: `cls (P, N, Q)` has each query vector's maximum in each window."""
-        maxima, _ = self._compared(pairs, coverage)
-        return maxima
+        return self._compared(pairs, coverage)[0]
 
     def _compared(self, pairs: Sequence[Inputs], coverage: Coverage | None) -> tuple[Encoded, torch.Tensor]:
         """Return the maxima, and in which vector of a window each is, `(P, N, Q)`."""

@@ -144,7 +144,8 @@ class WindowSelector(Preselection):
         unscored_limit = 1 if ordered else self.k
         scored = [pair for pair, windows in enumerate(spans) if len(windows) > unscored_limit]
         if scored:
-            scores = self.scores(*([values[pair] for pair in scored] for values in (queries, documents, spans)))
+            some_queries, some_documents = [queries[pair] for pair in scored], [documents[pair] for pair in scored]
+            scores = self.scores(some_queries, some_documents, [spans[pair] for pair in scored])
             for pair, values in zip(scored, scores, strict=True):
                 best[pair] = np.argsort(-values, kind="stable")[: self.k].tolist()
         return best
