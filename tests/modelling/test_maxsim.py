@@ -395,24 +395,24 @@ def test_the_store_keeps_its_bound_and_drops_the_oldest(tmp_path):
     store = ArrayStore(tmp_path / "vectors", 3000)
     made = []
 
-    def make(new):
-        made.append(len(new))
-        return [np.full((10, 4), sequence[0], np.float16) for sequence in new]  # 80 bytes each
+    def through(numbers, store=store):
+        def make(new):
+            made.append(len(new))
+            return [np.full((10, 4), numbers[i], np.float16) for i in new]  # 80 bytes each
 
-    sequences = [np.array([i], np.int32) for i in range(50)]
-    for sequence in sequences:
-        store.through(b"", [sequence], make, width=4)
+        return store.through([bytes([number]) for number in numbers], make, width=4)
+
+    for number in range(50):
+        through([number])
     assert len(store) == 3000 // 80
     made.clear()
-    newest = store.through(b"", sequences[-30:], make, width=4)
+    newest = through(range(20, 50))
     assert not made
     assert [float(array[0, 0]) for array in newest] == list(range(20, 50))
-    store.through(b"", sequences[:2], make, width=4)
+    through([0, 1])
     assert made == [2]
-    assert store.through(b"other", sequences[-1:], make, width=4)[0].shape == (10, 4)
-    assert made == [2, 1]
     too_large = ArrayStore(tmp_path / "other", 79)
-    assert too_large.through(b"", sequences[:1], make, width=4)[0].shape == (10, 4)
+    assert through([0], too_large)[0].shape == (10, 4)
     assert len(too_large) == 0
 
 
