@@ -3,8 +3,9 @@
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
 Without arguments it does two things, with the documentation of the installed Python packages and this package's own
-models. It reranks docstrings with FirstP, MaxP, PARADE and BM25 + PARADE, and tests them against BM25. Then it
-puts the passage that answers a query early into a document, anywhere or far, and tests FirstP and MaxP against chance.
+models. It reranks docstrings with FirstP, MaxP, PARADE, MaxSim and BM25 + MaxP + MaxSim, and tests them against BM25.
+Then it puts the passage that answers a query early into a document, anywhere or far, and tests FirstP and MaxP against
+chance.
 """
 
 from __future__ import annotations

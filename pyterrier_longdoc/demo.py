@@ -23,11 +23,11 @@ from .experiment import ExperimentResults, Statistics
 from .experiment.significance import p_in_words
 from .modelling.preselection import BM25Windows
 
-MODELS = ("FirstP", "MaxP", "PARADE")
-SUM, BM25_WEIGHT = "BM25 + PARADE", 0.3
-"""The sum of both scores, and the weight of BM25 in it; on dev splits .3 to .5 were about equally good."""
+MODELS = ("FirstP", "MaxP", "PARADE", "MaxSim")
+SUM = "BM25 + MaxP + MaxSim"
+"""The sum of z-scores."""
 BEST_WINDOWS = 3
-"""Windows of a document that MaxP and PARADE read, to save time: the best ones for the query by BM25."""
+"""Windows of a document that all but FirstP read, to save time: the best ones for the query by BM25."""
 
 DEMO_MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
@@ -41,8 +41,10 @@ CHANCE = "random order"
 def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> dict[str, Any]:
     """Return the models to compare, by name: those of this package, or new ones of another cross-encoder.
 
-    A file `score_cache` keeps scores, so that none is computed twice.
+    MaxSim is always the packaged one: no cross-encoder has vectors of tokens. A file `score_cache` keeps scores, so
+    that none is computed twice.
     """
+    from .rerankers.maxsim import MaxSim
     from .rerankers.models import PARADE, FirstP, MaxP
     from .rerankers.reranker import CrossEncoder
 
@@ -50,10 +52,13 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
     common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}
     window_arguments = {"preselect": BM25Windows(BEST_WINDOWS), **common}
     arguments = {"FirstP": common, "MaxP": window_arguments, "PARADE": window_arguments}
+    maxsim = MaxSim.load("longdoc:maxsim", window_size=100, stride=80, **window_arguments)
     if backbone is not None:
-        return {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
-    files = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
-    return {name: CrossEncoder.load(f"longdoc:{file}", **arguments[name]) for name, file in files}
+        models = {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
+    else:
+        files = {"FirstP": "firstp", "MaxP": "maxp", "PARADE": "parade-attn"}
+        models = {name: CrossEncoder.load(f"longdoc:{file}", **arguments[name]) for name, file in files.items()}
+    return {**models, "MaxSim": maxsim}
 
 
 def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
@@ -90,8 +95,11 @@ def _without_log() -> Iterator[None]:
 
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
     """Return the systems to compare, all on the same candidates, which an experiment retrieves once."""
-    candidates, bm25 = first_stage >> text_loader, pt.Transformer.identity()
-    rerankers = {"BM25": bm25, **models, SUM: BM25_WEIGHT * bm25 + models["PARADE"]}
+    from .rerankers.zscore import ZScore
+
+    candidates, z = first_stage >> text_loader, ZScore()
+    fused = z + (models["MaxP"] >> z) + (models["MaxSim"] >> z)
+    rerankers = {"BM25": pt.Transformer.identity(), **models, SUM: fused}
     return {name: candidates >> reranker for name, reranker in rerankers.items()}
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc import TruncationWarning, demo
+from pyterrier_longdoc import TruncationWarning, ZScore, demo
 from pyterrier_longdoc import __main__ as command
 from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.data import DocstringsDataset, provider
@@ -30,7 +30,7 @@ FACTS = {
     "glacier": "a glacier is a slow river of ice that forms where snow does not melt",
     "volcano": "a volcano is a mountain that opens downward to a pool of molten rock",
 }
-SYSTEMS = ["BM25", "FirstP", "MaxP", "PARADE", "BM25 + PARADE"]
+SYSTEMS = ["BM25", "FirstP", "MaxP", "PARADE", "MaxSim", "BM25 + MaxP + MaxSim"]
 
 
 @pytest.fixture
@@ -112,14 +112,14 @@ def test_a_collection_of_ones_own(collection, tmp_path, capfd, recwarn, computed
     assert screen(printed.err) == ["Experiment"]
     assert not [each for each in recwarn if issubclass(each.category, TruncationWarning | ExperimentWarning)]
 
-    # The sum has PARADE's scores, and a resumed job those of the first one.
-    assert sum(computed) == 3 * len(FACTS) * len(FACTS)
+    # The sum has the models' scores, and a resumed job those of the first one.
+    assert sum(computed) == 4 * len(FACTS) * len(FACTS)
     computed.clear()
     assert command.main([*arguments, "--resume"]) == 0
     assert sum(computed) == 0
     pd.testing.assert_frame_equal(table, pd.read_csv(out / "natural" / "table.csv").set_index("name"))
     assert command.main(arguments) == 0
-    assert sum(computed) == 3 * len(FACTS) * len(FACTS)
+    assert sum(computed) == 4 * len(FACTS) * len(FACTS)
 
 
 def test_all_systems_share_one_retrieval(collection):
@@ -137,7 +137,8 @@ def test_all_systems_share_one_retrieval(collection):
         results = Experiment(systems, topics, dataset.get_qrels(), ["AP"])
     assert results.names == SYSTEMS
     assert calls == [len(topics)]
-    twice = (demo.BM25_WEIGHT * bm25 + (bm25 >> dataset.text_loader() >> model))(topics)
+    scored, z = bm25 >> dataset.text_loader() >> model >> ZScore(), ZScore()
+    twice = ((bm25 >> z) + scored + scored)(topics)
     once = systems[demo.SUM](topics)[twice.columns]
     pd.testing.assert_frame_equal(once, twice, check_exact=True)
 

@@ -4,6 +4,7 @@
     python -m tests.benchmarks.bench_maxsim equality
     python -m tests.benchmarks.bench_maxsim tune MODEL COLLECTION [--task passages] [--queries 100] [--depth 10]
     python -m tests.benchmarks.bench_maxsim quality MODEL COLLECTION [--task passages] [--weights MaxSim=0.25 ...]
+    python -m tests.benchmarks.bench_maxsim length MODEL COLLECTION [--queries 25] [--depth 10]
 
 `cost`: seconds for a query over the same documents of `longdoc:docstrings` with at least so many tokens: the first
 query, another one with the vectors in memory, and another one with the vectors on disk alone, as a new process has
@@ -14,8 +15,14 @@ them; and the bytes of a token on disk. Weights do not matter: MaxSim has the pa
 `quality`: MODEL is a folder that `MaxSim.save` wrote, COLLECTION one with gold text or judgements (a folder as
 `longdoc:folder:PATH` reads it). nDCG@10 over BM25's best documents, or passages, alone and in a sum with BM25, beside
 BiEncoder, the packaged models that read all windows, and those over each selector's three best windows; and evidence@1
-and @3 of the windows by four selectors. `tune` shows sums by weight on the dev split. Needs the extra `demo`. All
-figures are in float32.
+and @3 of the windows by four selectors. `tune` shows sums by weight on the dev split.
+
+`length`: what unrelated text does to the score of a document, on dev questions, by `aggregation`: the mean scores of
+the right passage and of BM25's best wrong one with so many words of docstrings behind them, and how often the wrong
+one, so lengthened, is above the right one as it is. Then nDCG@10 over BM25's best whole documents, and the rank
+correlation of score and length among the wrong ones.
+
+Needs the extra `demo`. All figures are in float32.
 """
 
 from __future__ import annotations
@@ -45,6 +52,8 @@ FP32: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
 WHOLE: dict[str, Any] = {"text_field": "text", "repeat": None, "max_doc_len": None}
 """How documents are read by a model that was trained on passages with titles."""
 SELECTED = 3
+READ = 5
+"""Windows of a document in the sums with BM25."""
 
 
 # Cost.
@@ -87,7 +96,8 @@ def stored_bytes(disk: Path) -> int:
 def cost(args: argparse.Namespace) -> pd.DataFrame:
     """Return a row for each model."""
     dataset = pt.get_dataset("longdoc:docstrings")
-    maxp = ld.CrossEncoder.load("longdoc:maxp", **FP32)
+    maxp, best = ld.CrossEncoder.load("longdoc:maxp", **FP32), {"preselect": ld.BM25Windows(READ), **FP32}
+    best_maxp = ld.CrossEncoder.load("longdoc:maxp", **best)
     texts, tokens = [], 0
     for row in dataset.get_corpus_iter(verbose=False):
         size = len(maxp.model.reader.tokenize([row["text"]])[0])
@@ -99,8 +109,10 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
         disk = Path(scratch) / "vectors"
         models: dict[str, tuple[Callable[[], Any], Path | None]] = {
             "MaxP": (lambda: maxp, None),
+            f"MaxP, best {READ} windows": (lambda: best_maxp, None),
             "BiEncoder": (lambda: ld.BiEncoder(ENCODER, **FP32), None),
             "MaxSim": (lambda: ld.MaxSim(ENCODER, **FP32), None),
+            f"MaxSim, best {READ} windows": (lambda: ld.MaxSim(ENCODER, window_size=100, stride=80, **best), None),
             "MaxSim, windows of 180": (lambda: ld.MaxSim(ENCODER, window_size=180, **FP32), None),
             "MaxSim, on disk": (lambda: ld.MaxSim(ENCODER, vector_cache=disk, **FP32), disk),
             "MaxSim, on disk, pooling 2": (
@@ -234,6 +246,66 @@ def show_evidence(model: str, systems: dict[str, Any], questions: Questions) -> 
     print(evidence.comparisons[["name", "reference", "measure", "difference", "low", "high"]].to_string(index=False))
 
 
+# Length.
+
+UNRELATED = (0, 200, 800, 3200)
+"""Words of docstrings behind a passage."""
+AGGREGATIONS = ("document", "max")
+
+
+def length(args: argparse.Namespace) -> None:
+    """Print what unrelated text does to scores, and nDCG@10 of whole documents, by aggregation."""
+    questions = Questions(args.collection, "dev", args.queries)
+    model = ld.MaxSim.load(args.model, **WHOLE, **FP32, cached_bytes=4 * 2**30)
+    print(lengthened(model, questions).round(2).to_string(index=False))
+    found = candidates(questions.texts, questions.topics, args.depth)
+    frames = {"BM25": found, **{name: by_aggregation(model, name, found) for name in AGGREGATIONS}}
+    results = ld.Experiment(frames, questions.topics, questions.qrels, [nDCG @ 10], baseline="document")
+    columns = ["name", "mean", "difference", "low", "high", "p-value"]
+    print(f"{args.collection.name}: {len(questions.topics)} queries, the best {args.depth} of BM25")
+    print(results.means.to_string(), results.comparisons[columns].to_string(index=False), sep="\n")
+    pairs = set(zip(questions.qrels["qid"], questions.qrels["docno"], strict=True))
+    for name, frame in frames.items():
+        wrong = frame[[pair not in pairs for pair in zip(frame["qid"], frame["docno"], strict=True)]]
+        wrong = wrong.assign(length=wrong["text"].str.len())
+        by_query = [of["score"].corr(of["length"], method="spearman") for _, of in wrong.groupby("qid")]
+        print(f"{name}: rank correlation of score and length among wrong documents {np.nanmean(by_query):.2f}")
+
+
+def by_aggregation(model: Any, name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """The results of a MaxSim with this aggregation; the vectors of windows serve both."""
+    model.aggregation = name
+    return model(rows)
+
+
+def lengthened(model: Any, questions: Questions) -> pd.DataFrame:
+    """Return mean scores by words of unrelated text, and how often a longer wrong passage is above the right one."""
+    texts, qrels = questions.task("passages")
+    right = qrels.drop_duplicates("qid").merge(questions.topics, on="qid")
+    best = candidates(texts, questions.topics, 10).merge(qrels, on=["qid", "docno"], how="left")
+    wrong = best[best["label"].isna()].drop_duplicates("qid")[["qid", "docno"]]
+    pairs = right.merge(wrong, on="qid", suffixes=("", "_wrong"))
+    corpus = pt.get_dataset("longdoc:docstrings").get_corpus_iter(verbose=False)
+    words = " ".join(row["text"] for row in corpus).split()
+    rows = []
+    for number in UNRELATED:
+        behind = [" ".join(words[start : start + number]) for start in range(0, 5000 * len(pairs), 5000)]
+        row: dict[str, Any] = {"unrelated words": number}
+        for name in AGGREGATIONS:
+            model.aggregation = name
+            for what, docnos in {"right": pairs["docno"], "wrong": pairs["docno_wrong"]}.items():
+                long = [f"{texts[docno]}\n{tail}" for docno, tail in zip(docnos, behind, strict=True)]
+                row[f"{name}, {what}"] = model.score(pairs["query"].tolist(), long).scores
+        rows.append(row)
+    for name in AGGREGATIONS:
+        short = rows[0][f"{name}, right"].copy()
+        for row in rows:
+            above = np.mean(row[f"{name}, wrong"] > short)
+            row |= {f"{name}, {what}": row[f"{name}, {what}"].mean() for what in ("right", "wrong")}
+            row[f"{name}, above"] = above
+    return pd.DataFrame(rows)
+
+
 def with_bm25(run: pd.DataFrame, bm25: pd.DataFrame, weight: float) -> pd.DataFrame:
     """A run whose scores are sums with the first stage's."""
     first = bm25[["qid", "docno", "score"]].rename(columns={"score": "first"})
@@ -265,13 +337,14 @@ def main() -> None:
     for name, default in {"documents": 20, "tokens": 1500, "queries": 3}.items():
         first.add_argument(f"--{name}", type=int, default=default)
     commands.add_parser("equality")
-    second, third = commands.add_parser("quality"), commands.add_parser("tune")
-    for each in (second, third):
+    second, third, fourth = (commands.add_parser(name) for name in ("quality", "tune", "length"))
+    for each in (second, third, fourth):
         each.add_argument("model")
         each.add_argument("collection", type=Path)
-        each.add_argument("--task", choices=("documents", "passages"), default="documents")
-        for name, default in {"queries": 100, "depth": 10}.items():
+        for name, default in {"queries": 25 if each is fourth else 100, "depth": 10}.items():
             each.add_argument(f"--{name}", type=int, default=default)
+    for each in (second, third):
+        each.add_argument("--task", choices=("documents", "passages"), default="documents")
     second.add_argument("--split", default="test")
     second.add_argument("--leave-out", nargs="*", default=[], help="systems, which take long")
     second.add_argument("--weights", nargs="*", type=weight_of, default=[], metavar="MODEL=WEIGHT")
@@ -283,7 +356,7 @@ def main() -> None:
     elif args.command == "equality":
         print(equality().to_string(index=False))
     else:
-        {"quality": quality, "tune": tune}[args.command](args)
+        {"quality": quality, "tune": tune, "length": length}[args.command](args)
 
 
 if __name__ == "__main__":

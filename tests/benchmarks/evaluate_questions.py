@@ -1,15 +1,16 @@
-"""Compares cross-encoders with BM25 on questions with known answers: the first 20 of BM25 are reranked.
+"""Compares rerankers, and sums with BM25, with BM25 on questions with known answers: its first 20 are reranked.
 
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
     python tests/benchmarks/evaluate_questions.py score FOLDER FOLDER/round1 STATE.safetensors
-    python tests/benchmarks/evaluate_questions.py table FOLDER
-    python tests/benchmarks/evaluate_questions.py goals FOLDER round1 --weight 0.3
+    python tests/benchmarks/evaluate_questions.py table FOLDER maxp maxsim maxp,maxsim
+    python tests/benchmarks/evaluate_questions.py goals FOLDER maxp maxp,maxsim [--against parade-attn]
 
 `candidates` writes BM25's first 20 for up to 200 questions of each dev split, or 500 of a test split: documents where
 BM25 leaves something to do on dev, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
-reranks them by the windows that BM25 finds best. `table` shows nDCG@10 and RR of BM25, of each model alone, and of the
-sum of both with one weight for all collections; `goals` tests one of them against BM25. `evidence` tells how often the
-best window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
+reranks them by the windows that BM25 finds best. `table` shows nDCG@10 of BM25, of each model alone, and of its sums
+with BM25 by `FUSIONS`; a comma adds models. `goals` tests sums of z-scores against BM25, or against another model with
+.3 of BM25's raw score. Both take the questions that all named models have scored. `evidence` tells how often the best
+window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
 done once for the test splits, and for TIME, Cranfield and Vaswani: the first look of `score` and of `evidence` is noted
 in FOLDER/looked.json; an interrupted one goes on, one with other models is refused.
 """
@@ -39,8 +40,10 @@ from pyterrier_longdoc.common.packaged import ENCODER
 MOST = 0.9
 DEPTH = 20
 QUESTIONS = {"dev": 200, "test": 500}
-WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
-"""Of BM25 in the sum."""
+RAW_WEIGHT = 0.3
+"""Of BM25's raw score in a sum, the recipe before z-scores."""
+RRF = 60
+"""Cormack et al. 2009."""
 WINDOWS = {"window_size": 100, "stride": 80}
 TEXT = dict.fromkeys(("qid", "query", "docno", "title", "text"), str)
 
@@ -200,14 +203,14 @@ def spans_of(question: Question, passages: list[Passage]) -> list[tuple[int, int
 # Scores.
 
 
-def model_of(name: str, kind: str, *, titles: bool, best: int) -> Any:
+def model_of(name: str, kind: str, *, titles: bool, best: int, dtype: str = "bfloat16") -> Any:
     """Return a model for passages or documents: a packaged one, a folder, or the weights of a training's state."""
     fields: dict[str, Any] = WITH_TITLES if titles else {"text_field": "text", "repeat": None}
     if kind == "passages":
         reading: dict[str, Any] = {"window_size": 256, "stride": 256, "max_doc_len": 256}
     else:
         reading = {**WINDOWS, "max_doc_len": None, "preselect": ld.BM25Windows(best)}
-    arguments = {**reading, **fields, "dtype": "bfloat16"}
+    arguments = {**reading, **fields, "dtype": dtype}
     if not name.endswith(".safetensors"):
         return ld.CrossEncoder.load(name, **arguments)
     model = ld.MaxP(ENCODER, **arguments)
@@ -232,7 +235,7 @@ def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
                 continue
             own = sampled(frame, args.questions)
             begin = time.perf_counter()
-            model = model_of(name, frame["kind"].iloc[0], titles=args.titles, best=args.best)
+            model = model_of(name, frame["kind"].iloc[0], titles=args.titles, best=args.best, dtype=args.dtype)
             out = model(own.drop(columns=["score", "rank"]))
             with replacing(file) as whole:
                 out[["qid", "docno", "score"]].to_csv(whole, index=False)
@@ -247,45 +250,95 @@ def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
     return frame[frame["qid"].isin(qids.sample(min(questions, len(qids)), random_state=1))]
 
 
+# Sums.
+
+
+def scaled(frame: pd.DataFrame, scores: pd.Series, how: str) -> np.ndarray:
+    """Return scores on a scale of their own for each query: z-scores, 0 to 1, or by rank."""
+    if how == "z":
+        return ld.ZScore()(frame.assign(score=scores))["score"].to_numpy()
+    queries = scores.groupby(frame["qid"])
+    if how == "rank":
+        return 1 / (RRF + queries.rank(ascending=False, method="first").to_numpy())
+    least, most = queries.transform("min"), queries.transform("max")
+    return ((scores - least) / (most - least).replace(0.0, 1.0)).to_numpy()
+
+
+FUSIONS: dict[str, tuple[str, float]] = {
+    "z": ("z", 1.0),
+    "z, .5 BM25": ("z", 0.5),
+    "z, .25 BM25": ("z", 0.25),
+    "min-max": ("min-max", 1.0),
+    "RRF": ("rank", 1.0),
+}
+"""How scores are scaled, and the weight of BM25 in the sum."""
+
+
+def fused(frame: pd.DataFrame, models: list[str], how: str) -> np.ndarray:
+    """Return the sum of BM25's scores, which are in `score`, and those of models; `alone` and `raw` take the first."""
+    if how in ("alone", "raw"):
+        return (frame[models[0]] + (RAW_WEIGHT if how == "raw" else 0.0) * frame["score"]).to_numpy()
+    scale, weight = FUSIONS[how]
+    return weight * scaled(frame, frame["score"], scale) + sum(scaled(frame, frame[m], scale) for m in models)
+
+
+def scored(folder: Path, split: str, systems: list[str]) -> dict[str, pd.DataFrame]:
+    """Return the candidates of each collection with a column for each model, of questions that all have scored."""
+    found, models = {}, sorted({model for system in systems for model in system.split(",")})
+    for file in sorted((folder / "data").glob(f"{split}-*.jsonl.gz")):
+        collection = file.name.removeprefix(f"{split}-").removesuffix(".jsonl.gz")
+        scores = {model: folder / "scores" / f"{split}-{collection}-{model}.csv" for model in models}
+        if all(each.is_file() for each in scores.values()):
+            frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).drop(columns=["title", "text"])
+            for model, each in scores.items():
+                own = pd.read_csv(each, dtype={"qid": str, "docno": str}).rename(columns={"score": model})
+                frame = frame.merge(own, on=["qid", "docno"])
+            found[collection] = frame
+    return found
+
+
 def table(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
-    """Return nDCG@10 and RR of all that is scored."""
-    frames, rows = {n: sampled(f, args.questions) for n, f in read(folder, split, all_kinds=True).items()}, []
-    scored: dict[str, dict[str, pd.DataFrame]] = {}
-    for file in sorted((folder / "scores").glob(f"{split}-*.csv")):
-        own = file.name.removeprefix(f"{split}-").removesuffix(".csv")
-        collection = next(n for n in frames if own.startswith(f"{n}-"))
-        model = own.removeprefix(f"{collection}-")
-        found = pd.read_csv(file, dtype={"qid": str, "docno": str})
-        merged = frames[collection].merge(found.rename(columns={"score": "own"}), on=["qid", "docno"])
-        scored.setdefault(model, {})[collection] = merged
-    for model, by in scored.items():
-        sums = {w: [mean_of(f, f["own"] + w * f["score"])[0] for f in by.values()] for w in WEIGHTS}
-        weight = max(sums, key=lambda w: np.mean(sums[w]))
-        for collection, f in by.items():
-            bm25, alone, both = mean_of(f), mean_of(f, f["own"]), mean_of(f, f["own"] + weight * f["score"])
-            rows.append((model, collection, f["qid"].nunique(), *bm25, *alone, *both, weight))
-        means = pd.DataFrame([row[3:9] for row in rows if row[0] == model]).mean()
-        rows.append((model, f"mean of {len(by)}", 0, *means, weight))
-    names = ["BM25 nDCG", "BM25 RR", "alone nDCG", "alone RR", "sum nDCG", "sum RR"]
-    return pd.DataFrame(rows, columns=["model", "collection", "questions", *names, "weight"])
+    """Return nDCG@10 of BM25, the models and their sums, by collection, and the mean."""
+    rows = {}
+    for collection, frame in scored(folder, split, args.models).items():
+        row = {"questions": frame["qid"].nunique(), "BM25": mean_of(frame)[0]}
+        for system in args.models:
+            models = system.split(",")
+            for how in ("alone", "raw", *FUSIONS) if len(models) == 1 else FUSIONS:
+                row[f"{system}: {how}"] = mean_of(frame, fused(frame, models, how))[0]
+        rows[collection.replace("-", " ")] = row
+    found = pd.DataFrame(rows)
+    return found.assign(mean=found.mean(axis=1)).rename_axis("nDCG@10").reset_index()
 
 
 def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
-    """Return a model and its sum with BM25 against BM25: 95 % intervals, paired t-tests, Holm over the whole table."""
-    rows = []
-    for name, frame in read(folder, split).items():
-        file = folder / "scores" / f"{split}-{name}-{args.model}.csv"
-        own = pd.read_csv(file, dtype={"qid": str, "docno": str}).rename(columns={"score": "own"})
-        merged = sampled(frame, args.questions).merge(own, on=["qid", "docno"])
-        bm25 = values_of(merged)["nDCG@10"]
-        for what, value in {"alone": merged["own"], "sum": merged["own"] + args.weight * merged["score"]}.items():
-            values = values_of(merged, value)["nDCG@10"]
-            test = ttest_1samp(values - bm25, 0.0)
-            row = (name.replace("-", " "), len(bm25), bm25.mean(), what, values.mean())
-            rows.append((*row, (values - bm25).mean(), *test.confidence_interval(), test.pvalue))
-    names = ["collection", "questions", "BM25", "what", "nDCG@10", "difference", "low", "high", "p"]
-    found = pd.DataFrame(rows, columns=names)
-    return found.assign(**{"p (Holm)": multipletests(found["p"], method="holm")[1]})
+    """Return sums of z-scores against a baseline: 95 % intervals, paired t-tests, Holm over the collections."""
+    tables, others = [], [args.against] if args.against else []
+    frames = scored(folder, split, [*args.models, *others])
+    for system in args.models:
+        rows = []
+        for collection, frame in frames.items():
+            baseline = fused(frame, others, "raw") if others else frame["score"]
+            before = values_of(frame, baseline)["nDCG@10"]
+            after = values_of(frame, fused(frame, system.split(","), "z"))["nDCG@10"]
+            test = ttest_1samp(after - before, 0.0)
+            means = before.mean(), after.mean(), (after - before).mean()
+            row = (system, collection.replace("-", " "), len(before), *means)
+            rows.append((*row, *test.confidence_interval(), test.pvalue))
+        names = [
+            "with BM25",
+            "collection",
+            "questions",
+            args.against or "BM25",
+            "sum",
+            "difference",
+            "low",
+            "high",
+            "p",
+        ]
+        own = pd.DataFrame(rows, columns=names)
+        tables.append(own.assign(**{"p (Holm)": multipletests(own["p"], method="holm")[1]}))
+    return pd.concat(tables)
 
 
 def look_once(folder: Path, command: str, what: list[str]) -> None:
@@ -311,6 +364,7 @@ def main() -> None:
     second.add_argument("folder", type=Path)
     second.add_argument("models", nargs="+")
     second.add_argument("--titles", action="store_true", help="read the title with each window")
+    second.add_argument("--dtype", default="bfloat16")
     second.add_argument("--best", type=int, default=3, help="windows of a document that are read")
     second.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
     second.add_argument("--only", nargs="+", default=[], help="collections, e.g. medquad-passages")
@@ -319,14 +373,11 @@ def main() -> None:
     fourth.add_argument("collections", type=Path)
     fourth.add_argument("models", nargs="+")
     fourth.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
-    fifth = commands.add_parser("goals")
-    fifth.add_argument("folder", type=Path)
-    fifth.add_argument("model", help="as its files of scores are called")
-    fifth.add_argument("--weight", type=float, required=True, help="of BM25 in the sum, chosen on dev")
-    fifth.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
-    third = commands.add_parser("table")
-    third.add_argument("folder", type=Path)
-    third.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
+    third, fifth = commands.add_parser("table"), commands.add_parser("goals")
+    for each in (third, fifth):
+        each.add_argument("folder", type=Path)
+        each.add_argument("models", nargs="+", help="as their files of scores are called; a comma adds")
+    fifth.add_argument("--against", help="a model with .3 of BM25's raw score; default: BM25")
     for each in (first, second, third, fourth, fifth):
         each.add_argument("--split", choices=("dev", "test"), default="dev")
     args = parser.parse_args()

@@ -47,6 +47,14 @@ def test_ties_keep_the_order_of_bm25():
     assert evaluate_questions.values_of(frame, np.array([0.0, 0.0, 1.0]))["RR"].tolist() == [pytest.approx(1 / 3)]
 
 
+def test_scores_are_put_on_one_scale_for_each_query():
+    frame = pd.DataFrame({"qid": list("aab"), "docno": list("xyx"), "score": 9.0})
+    scores = pd.Series([1.0, 3.0, 7.0])
+    assert evaluate_questions.scaled(frame, scores, "min-max").tolist() == [0, 1, 0]
+    assert evaluate_questions.scaled(frame, scores, "rank").tolist() == [1 / 62, 1 / 61, 1 / 61]
+    assert evaluate_questions.scaled(frame, scores, "z").tolist() == [-1, 1, 0]
+
+
 def test_a_second_look_with_other_models_is_refused(tmp_path):
     evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
     noted = (tmp_path / "looked.json").read_text(encoding="utf-8")
@@ -112,7 +120,7 @@ def test_files_of_scores_are_whole_or_not_there(tmp_path, monkeypatch):
     frame = frame.assign(score=1.0, rank=0, label=1, relevant=1)
     with gzip.open(tmp_path / "data" / "dev-docstrings-documents.jsonl.gz", "wt") as file:
         frame.to_json(file, orient="records", lines=True)
-    args = SimpleNamespace(titles=False, best=3, only=[], split="dev", questions=5)
+    args = SimpleNamespace(titles=False, best=3, only=[], split="dev", questions=5, dtype="float32")
     monkeypatch.setattr(evaluate_questions, "model_of", lambda *_, **__: broken)
     with pytest.raises(KeyboardInterrupt):
         evaluate_questions.score(tmp_path, ["m"], args)
@@ -120,4 +128,4 @@ def test_files_of_scores_are_whole_or_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate_questions, "model_of", lambda *_, **__: lambda own: own.assign(score=2.0))
     evaluate_questions.score(tmp_path, ["m"], args)
     assert [file.name for file in (tmp_path / "scores").iterdir()] == ["dev-docstrings-documents-m.csv"]
-    assert evaluate_questions.goals(tmp_path, "dev", SimpleNamespace(model="m", weight=0.3, questions=5)).shape[0] == 2
+    assert list(evaluate_questions.scored(tmp_path, "dev", ["m"])) == ["docstrings-documents"]
