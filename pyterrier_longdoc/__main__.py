@@ -146,7 +146,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 EXAMPLES = """examples:
-  python -m pyterrier_longdoc                                    all of it, in about three minutes
+  python -m pyterrier_longdoc                                    all of it, in about five minutes
   python -m pyterrier_longdoc --queries 200 --depth 20 --resume  more topics and documents; scores so far are kept
   python -m pyterrier_longdoc --collection my-collection         your own documents, topics and judgements
   python -m pyterrier_longdoc --backbone cross-encoder/ms-marco-MiniLM-L6-v2

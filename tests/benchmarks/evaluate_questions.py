@@ -282,13 +282,13 @@ def fused(frame: pd.DataFrame, models: list[str], how: str) -> np.ndarray:
     return weight * scaled(frame, frame["score"], scale) + sum(scaled(frame, frame[m], scale) for m in models)
 
 
-def scored(folder: Path, split: str, systems: list[str]) -> dict[str, pd.DataFrame]:
+def scored(folder: Path, split: str, systems: list[str], only: list[str]) -> dict[str, pd.DataFrame]:
     """Return the candidates of each collection with a column for each model, of questions that all have scored."""
     found, models = {}, sorted({model for system in systems for model in system.split(",")})
     for file in sorted((folder / "data").glob(f"{split}-*.jsonl.gz")):
         collection = file.name.removeprefix(f"{split}-").removesuffix(".jsonl.gz")
         scores = {model: folder / "scores" / f"{split}-{collection}-{model}.csv" for model in models}
-        if all(each.is_file() for each in scores.values()):
+        if collection in (only or [collection]) and all(each.is_file() for each in scores.values()):
             frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).drop(columns=["title", "text"])
             for model, each in scores.items():
                 own = pd.read_csv(each, dtype={"qid": str, "docno": str}).rename(columns={"score": model})
@@ -300,7 +300,7 @@ def scored(folder: Path, split: str, systems: list[str]) -> dict[str, pd.DataFra
 def table(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
     """Return nDCG@10 of BM25, the models and their sums, by collection, and the mean."""
     rows = {}
-    for collection, frame in scored(folder, split, args.models).items():
+    for collection, frame in scored(folder, split, args.models, args.only).items():
         row = {"questions": frame["qid"].nunique(), "BM25": mean_of(frame)[0]}
         for system in args.models:
             models = system.split(",")
@@ -314,7 +314,7 @@ def table(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
 def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
     """Return sums of z-scores against a baseline: 95 % intervals, paired t-tests, Holm over the collections."""
     tables, others = [], [args.against] if args.against else []
-    frames = scored(folder, split, [*args.models, *others])
+    frames = scored(folder, split, [*args.models, *others], args.only)
     for system in args.models:
         rows = []
         for collection, frame in frames.items():
@@ -325,18 +325,8 @@ def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
             means = before.mean(), after.mean(), (after - before).mean()
             row = (system, collection.replace("-", " "), len(before), *means)
             rows.append((*row, *test.confidence_interval(), test.pvalue))
-        names = [
-            "with BM25",
-            "collection",
-            "questions",
-            args.against or "BM25",
-            "sum",
-            "difference",
-            "low",
-            "high",
-            "p",
-        ]
-        own = pd.DataFrame(rows, columns=names)
+        names = ["collection", "questions", args.against or "BM25", "sum", "difference", "low", "high", "p"]
+        own = pd.DataFrame(rows, columns=["with BM25", *names])
         tables.append(own.assign(**{"p (Holm)": multipletests(own["p"], method="holm")[1]}))
     return pd.concat(tables)
 
@@ -367,7 +357,6 @@ def main() -> None:
     second.add_argument("--dtype", default="bfloat16")
     second.add_argument("--best", type=int, default=3, help="windows of a document that are read")
     second.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
-    second.add_argument("--only", nargs="+", default=[], help="collections, e.g. medquad-passages")
     fourth = commands.add_parser("evidence")
     fourth.add_argument("folder", type=Path)
     fourth.add_argument("collections", type=Path)
@@ -378,6 +367,8 @@ def main() -> None:
         each.add_argument("folder", type=Path)
         each.add_argument("models", nargs="+", help="as their files of scores are called; a comma adds")
     fifth.add_argument("--against", help="a model with .3 of BM25's raw score; default: BM25")
+    for each in (second, third, fifth):
+        each.add_argument("--only", nargs="+", default=[], help="collections, e.g. medquad-passages")
     for each in (first, second, third, fourth, fifth):
         each.add_argument("--split", choices=("dev", "test"), default="dev")
     args = parser.parse_args()
