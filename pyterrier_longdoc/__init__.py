@@ -37,7 +37,6 @@ _PUBLIC = {
     "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
-    "papers.protocols": ["protocols"],
     "experiment": ["Experiment", "ExperimentWarning"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "passages": ["Evidence", "Passages"],

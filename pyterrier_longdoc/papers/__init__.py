@@ -1,1 +1,1 @@
-"""The papers' models (`presets`) and experiments (`protocols`) by name."""
+"""The papers' models (`presets`) by name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,21 +19,6 @@ from ..modelling.layout import resolve_layout
 
 if TYPE_CHECKING:
     from ..training import TrainingArgs
-
-_Value = TypeVar("_Value")
-
-
-class Named(dict[str, _Value]):
-    """Values by name, of which only the names are shown."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self)})"
-
-    def __missing__(self, name: str) -> _Value:
-        lower = str(name).lower()
-        meant = nearest(lower, list(self)) or next((other for other in self if other.startswith(lower)), "")
-        question = f"; did you mean {meant!r}?" if meant else "."
-        raise KeyError(f"no {name!r}{question} There are {', '.join(self)}")
 
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
@@ -152,13 +137,22 @@ def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
     return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
-class Presets(Named[Preset]):
+class Presets(dict[str, Preset]):
     """The papers' models by name; `table()` shows them all.
 
     Example:
         >>> presets["parade-attn-electra"].published["dev RR"]
         0.431
     """
+
+    def __repr__(self) -> str:
+        return f"Presets({', '.join(self)})"
+
+    def __missing__(self, name: str) -> Preset:
+        lower = str(name).lower()
+        meant = nearest(lower, list(self)) or next((other for other in self if other.startswith(lower)), "")
+        question = f"; did you mean {meant!r}?" if meant else "."
+        raise KeyError(f"no {name!r}{question} There are {', '.join(self)}")
 
     def _repr_html_(self) -> str:
         return self.table().to_html(index=False, na_rep="")

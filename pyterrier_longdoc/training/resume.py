@@ -144,8 +144,8 @@ def check_same(stored: dict[str, Any], expected: dict[str, Any], folder: Path) -
 
 # Models in folders: a finished one is read again, an unfinished one goes on where it was.
 
-MODEL, FINISHED, SETTINGS = "model", "finished.json", "settings.json"
-"""In the folder of a model: the model, the training that it has finished, and the settings of a folder's models."""
+MODEL, FINISHED = "model", "finished.json"
+"""In the folder of a model: the model, and the training that it has finished."""
 _STATE = "state"
 
 
@@ -204,14 +204,6 @@ def fit_or_load(
         write_lines(folder / FINISHED, [_as_json(identity, indent=1)])  # last, so that it vouches for the model
         shutil.rmtree(folder / _STATE, ignore_errors=True)
     return model
-
-
-def note_settings(settings: dict[str, Any], folder: Path) -> None:
-    """Write the settings of a folder's models; refuse a folder with other settings."""
-    if (folder / SETTINGS).is_file():
-        check_same(json.loads((folder / SETTINGS).read_text("utf-8")), settings, folder)
-    elif is_first_process():
-        write_lines(folder / SETTINGS, [_as_json(settings, indent=1)])
 
 
 def check_new(model: Any, models: Iterable[Any]) -> None:
