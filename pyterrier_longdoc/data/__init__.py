@@ -9,12 +9,11 @@ from .folder import FolderDataset
 from .gold import from_passage_qrels, read_squad
 from .leaks import find_leaks
 from .needle import needle, passkey
-from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
+from .published import read_longembed, read_mldr
 from .rotation import RotateDocuments, rotate
 
 __all__ = [
     "CollectionParts", "DocstringsDataset", "FolderDataset", "PositionedCollection", "RotateDocuments",
-    "far_relevant", "find_leaks", "from_passage_qrels", "needle", "passkey", "read_bright",
-    "read_colder", "read_far_relevant", "read_fineweb_posq", "read_longembed", "read_mldr", "read_squad",
-    "read_squad_posq", "rotate", "write_far_relevant",
+    "far_relevant", "find_leaks", "from_passage_qrels", "needle", "passkey",
+    "read_far_relevant", "read_longembed", "read_mldr", "read_squad", "rotate", "write_far_relevant",
 ]  # fmt: skip

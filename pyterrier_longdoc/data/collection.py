@@ -244,7 +244,6 @@ class CollectionParts:
         gold: the rows of `PositionedCollection.gold`, or a function that makes them.
         splits: variant of topics and qrels -> its qids.
         groups: docno -> a group of comparable documents, such as those of one context length.
-        excluded: `qid, docno` of documents that must not be returned for a query, as BRIGHT names them.
         lengths: makes the length in tokens of each document, in order; None counts them.
     """
 
@@ -254,7 +253,6 @@ class CollectionParts:
     gold: Sequence[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]] = ()
     splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
-    excluded: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["qid", "docno"], dtype=str))
     lengths: Callable[[], Iterable[int]] | None = None
 
 
@@ -308,11 +306,6 @@ class PositionedCollection(Collection):
         """All judgements, `qid`, `docno` and `label`."""
         return self.parts.qrels[["qid", "docno", "label"]].copy()
 
-    @property
-    def excluded(self) -> pd.DataFrame:
-        """Documents that must not be returned for a query, `qid` and `docno`; `candidates` has none of them."""
-        return self.parts.excluded.copy()
-
     @cached_property
     def gold(self) -> pd.DataFrame:
         """Where the relevant passages stand, one row each.
@@ -349,7 +342,7 @@ class PositionedCollection(Collection):
             variant: of the topics.
             pool: "all" documents (Boytsov et al. 2025 rerank all 800 of a LongEmbed set), those of the "same_length" as
                 the topic's relevant document (its group, if there are any; LongEmbed's own protocol), or those that are
-                "judged" for the topic, relevant or not (the pairs of ColDeR).
+                "judged" for the topic, relevant or not.
             depth: documents for each topic, among them all relevant ones; None takes the whole pool. ValueError if the
                 pool is empty or smaller.
             seed: of the sample and its order.
@@ -364,13 +357,12 @@ class PositionedCollection(Collection):
             members[group].append(docno)
         qrels = self.get_qrels(variant)
         qrels = qrels[qrels["docno"].isin(names)]
-        judged, positives, exclusions = map(_by_query, (qrels, qrels.query("label > 0"), self.excluded))
+        judged, positives = map(_by_query, (qrels, qrels.query("label > 0")))
         rows: list[tuple[str, str, str, float, int]] = []
         for qid, query in self.get_topics(variant).itertuples(index=False):
-            relevant, excluded = positives.get(qid, []), set(exclusions.get(qid, []))
+            relevant = positives.get(qid, [])
             same_length = members[groups.get(relevant[0], "")] if pool == "same_length" and relevant else []
-            choices = {"all": names, "same_length": same_length, "judged": judged.get(qid, [])}[pool]
-            population = [docno for docno in choices if docno not in excluded] if excluded else choices
+            population = {"all": names, "same_length": same_length, "judged": judged.get(qid, [])}[pool]
             docnos = _sample(random.Random(f"{seed}/{qid}"), population, relevant, depth, qid)
             rows.extend((qid, query, docno, float(-rank), rank) for rank, docno in enumerate(docnos))
         return pd.DataFrame(rows, columns=["qid", "query", "docno", "score", "rank"])

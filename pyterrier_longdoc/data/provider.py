@@ -18,7 +18,7 @@ from .folder import FolderDataset
 from .gold import read_squad
 from .html import DecodedDataset
 from .needle import LENGTHS, needle, passkey
-from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
+from .published import read_longembed, read_mldr
 
 LONGEST_PASSAGE = 256
 """Most tokens (`count_tokens`) of a docstring that is a passage of the docstrings collections."""
@@ -88,13 +88,6 @@ def plain_passkey() -> PositionedCollection:
     return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
 
 
-def _bright(argument: str) -> PositionedCollection:
-    domain, _, folder = argument.partition(":")
-    if not folder:
-        raise ValueError(f"longdoc:bright:{argument} names no folder: give longdoc:bright:DOMAIN:PATH")
-    return read_bright(folder, domain)
-
-
 _BY_NAME: dict[str, Callable[[], pt.datasets.Dataset]] = {
     "docstrings": DocstringsDataset,
     "docstrings-far": partial(docstrings_with, "far"),
@@ -108,11 +101,7 @@ _BY_ARGUMENT: dict[str, tuple[str, Callable[[str], pt.datasets.Dataset]]] = {
     "squad": ("PATH", read_squad),
     "far-relevant": ("PATH", read_far_relevant),
     "longembed": ("PATH", read_longembed),
-    "bright": ("DOMAIN:PATH", _bright),
     "mldr": ("PATH", read_mldr),
-    "squad-posq": ("PATH", read_squad_posq),
-    "fineweb-posq": ("PATH", read_fineweb_posq),
-    "colder": ("PATH", read_colder),
     "irds": ("NAME", DecodedDataset),
 }
 
@@ -125,9 +114,8 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
 
         Args:
             name: one of `list_dataset_names`, which is read at first use; ``folder:PATH`` for a collection of your own;
-                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH``, ``bright:DOMAIN:PATH``, ``mldr:PATH``,
-                ``squad-posq:PATH``, ``fineweb-posq:PATH`` and ``colder:PATH`` for published files; or ``irds:NAME``
-                for a dataset of ir_datasets, its documents decoded.
+                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` and ``mldr:PATH`` for published
+                files; or ``irds:NAME`` for a dataset of ir_datasets, its documents decoded.
         """
         if name in _BY_NAME:
             return _BY_NAME[name]()

@@ -63,8 +63,6 @@ def test_collections_by_name_and_argument():
     assert isinstance(pt.get_dataset("longdoc:irds:gov2/trec-tb-2004"), DecodedDataset)
     with pytest.raises(ValueError, match="no-such-dataset"):
         pt.get_dataset("longdoc:irds:no-such-dataset")
-    with pytest.raises(ValueError, match="bright:biology names no folder"):
-        pt.get_dataset("longdoc:bright:biology")
 
 
 @pytest.mark.parametrize("name", ["robust04", "folder", "folder:", "", "docstrings:x"])

@@ -259,10 +259,10 @@ class Retriever(pt.Transformer):
 def test_an_experiment_cites_models_and_collections(tmp_path):
     documents = {docno: {"docno": docno, "text": "a b"} for docno in RUNS[0]["docno"]}
     parts = CollectionParts(documents, TOPICS, QRELS, None)
-    dataset = PositionedCollection("made-up", parts, papers=("su-2024-bright",))
+    dataset = PositionedCollection("made-up", parts, papers=("zhu-2024-longembed",))
     loaded = Retriever() >> dataset.text_loader() >> ld.FirstP(tiny.encoder(), max_query_len=8)
     loading = Retriever() >> ld.FirstP(tiny.encoder(), max_query_len=8, text_loader=dataset)
-    expected = ["dai-2019-deeper", "boytsov-2025-positional", "su-2024-bright"]
+    expected = ["dai-2019-deeper", "boytsov-2025-positional", "zhu-2024-longembed"]
     for system in (loaded, loading, loaded):  # the last run is read from the folder
         results = Experiment({"a": system, "given": RUNS[1]}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
         assert [key for key in entries() if f"{{{key}," in results.citations()] == sorted(
