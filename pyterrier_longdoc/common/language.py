@@ -279,12 +279,12 @@ def named_tokenizer(name: str | Path) -> Any:
 
 
 def token_counter(tokenizer: Any = None) -> Counter:
-    """Return a counter of tokens for the tokenizers of several libraries.
+    """Return a counter of tokens; special tokens are not counted, nothing is truncated.
 
     Args:
         tokenizer: None counts words and punctuation marks (`count_tokens`); else a Hugging Face tokenizer, or its name
-            (a folder, a model on the hub, `"longdoc:minilm-l6"`); a `tokenizers.Tokenizer`; a tiktoken encoding; or a
-            function that gives the number of tokens of one text. Special tokens are not counted, nothing is truncated.
+            (a folder, a model on the hub, `"longdoc:minilm-l6"`); or a function that gives the number of tokens of one
+            text, e.g. of another library: `lambda text: len(encoding.encode_ordinary(text))`.
 
     Example:
         >>> token_counter(lambda text: len(text.split()))(["two words", ""])
@@ -294,12 +294,8 @@ def token_counter(tokenizer: Any = None) -> Counter:
         tokenizer = count_tokens
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(full_name(tokenizer))
-    kinds = (
-        ("encode_ordinary", _tiktoken),
-        ("encode_batch", _rust),
-        ("num_special_tokens_to_add", _hugging_face),  # and `Words`
-    )
-    return partial(next((kind for method, kind in kinds if hasattr(tokenizer, method)), _function), tokenizer)
+    is_function = not hasattr(tokenizer, "num_special_tokens_to_add")  # which Hugging Face's have, and `Words`
+    return partial(_function if is_function else _hugging_face, tokenizer)
 
 
 def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:
@@ -309,15 +305,6 @@ def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:
         list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
     )
     return [len(row) for row in rows["input_ids"]]
-
-
-def _tiktoken(encoding: Any, texts: Sequence[str]) -> list[int]:
-    # encode() refuses texts that spell a special token, such as "<|endoftext|>".
-    return [len(encoding.encode_ordinary(text)) for text in texts]
-
-
-def _rust(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    return [len(row.ids) for row in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
 
 def _function(tokenizer: Callable[[str], int], texts: Sequence[str]) -> list[int]:

@@ -16,7 +16,6 @@ from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant
 from .folder import FolderDataset
 from .gold import read_squad
-from .html import DecodedDataset
 from .needle import LENGTHS, needle, passkey
 from .published import read_longembed, read_mldr
 
@@ -96,13 +95,12 @@ _BY_NAME: dict[str, Callable[[], pt.datasets.Dataset]] = {
     "needle": docstrings_needle,
     "passkey": plain_passkey,
 }
-_BY_ARGUMENT: dict[str, tuple[str, Callable[[str], pt.datasets.Dataset]]] = {
-    "folder": ("PATH", FolderDataset),
-    "squad": ("PATH", read_squad),
-    "far-relevant": ("PATH", read_far_relevant),
-    "longembed": ("PATH", read_longembed),
-    "mldr": ("PATH", read_mldr),
-    "irds": ("NAME", DecodedDataset),
+_BY_PATH: dict[str, Callable[[str], pt.datasets.Dataset]] = {
+    "folder": FolderDataset,
+    "squad": read_squad,
+    "far-relevant": read_far_relevant,
+    "longembed": read_longembed,
+    "mldr": read_mldr,
 }
 
 
@@ -114,16 +112,14 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
 
         Args:
             name: one of `list_dataset_names`, which is read at first use; ``folder:PATH`` for a collection of your own;
-                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` and ``mldr:PATH`` for published
-                files; or ``irds:NAME`` for a dataset of ir_datasets, its documents decoded.
+                or ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` or ``mldr:PATH`` for published files.
         """
         if name in _BY_NAME:
             return _BY_NAME[name]()
-        kind, _, argument = name.partition(":")
-        if kind in _BY_ARGUMENT and argument:
-            return _BY_ARGUMENT[kind][1](argument)
-        names = [*_BY_NAME, *(f"{kind}:{placeholder}" for kind, (placeholder, _) in _BY_ARGUMENT.items())]
-        choices = ", ".join(f"longdoc:{choice}" for choice in names)
+        kind, _, path = name.partition(":")
+        if kind in _BY_PATH and path:
+            return _BY_PATH[kind](path)
+        choices = ", ".join(f"longdoc:{choice}" for choice in [*_BY_NAME, *(f"{kind}:PATH" for kind in _BY_PATH)])
         # PyTerrier would replace a KeyError with its own, without the names.
         raise ValueError(f"there is no collection 'longdoc:{name}'; there are {choices}")
 

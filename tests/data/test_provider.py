@@ -6,7 +6,6 @@ import pytest
 from pyterrier_longdoc.data import DocstringsDataset, find_leaks, needle, passkey, provider
 from pyterrier_longdoc.data.docstrings import SPLITS, VARIANTS
 from pyterrier_longdoc.data.far_relevant import PASSAGE_POSITIONS
-from pyterrier_longdoc.data.html import DecodedDataset
 from pyterrier_longdoc.data.needle import LENGTHS
 from pyterrier_longdoc.data.provider import LongDocDatasetProvider, docstrings_needle, docstrings_with, plain_passkey
 
@@ -60,9 +59,6 @@ def test_needle_and_passkey(tmp_path, monkeypatch):
 def test_collections_by_name_and_argument():
     with pytest.raises(FileNotFoundError, match="nowhere"):
         pt.get_dataset("longdoc:folder:nowhere")
-    assert isinstance(pt.get_dataset("longdoc:irds:gov2/trec-tb-2004"), DecodedDataset)
-    with pytest.raises(ValueError, match="no-such-dataset"):
-        pt.get_dataset("longdoc:irds:no-such-dataset")
 
 
 @pytest.mark.parametrize("name", ["robust04", "folder", "folder:", "", "docstrings:x"])

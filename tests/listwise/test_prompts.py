@@ -61,7 +61,6 @@ def test_wrong_templates(arguments, name):
 TOKENIZERS = {
     "none": None,
     "huggingface": tiny.tokenizer(),
-    "tiktoken": SimpleNamespace(encode_ordinary=str.split, encode_batch=None),
     "function": lambda text: len(re.findall(r"\S+", text)),
 }
 
