@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.store import Store
 from pyterrier_longdoc.listwise.parsing import parse_ranking
 
 from ..support.llm import HARD
-
-RECORDED = Path(ld.__file__).parent / "data" / "replies" / "replies.sqlite"
 
 
 @pytest.mark.parametrize(
@@ -179,16 +174,6 @@ def test_an_order_amid_chat_is_read(reply):
     parsed = parse_ranking(reply, len(CHATTY[reply]))
     assert [position + 1 for position in parsed.order] == CHATTY[reply]
     assert (parsed.missing, parsed.duplicates, parsed.unknown) == (0, 0, 0)
-
-
-def test_recorded_replies_are_read():
-    replies = [each["text"] for each in Store(RECORDED).values() if each["text"].startswith("[")]
-    assert len(replies) == 355
-    for reply in replies:
-        numbers = [int(number) for number in re.findall(r"\d+", reply)]
-        parsed = parse_ranking(reply, len(numbers))
-        assert [position + 1 for position in parsed.order] == numbers
-        assert parsed.missing == 0
 
 
 @settings(max_examples=200, deadline=None)
