@@ -38,7 +38,7 @@ SETUP = """
 import numpy as np
 import pandas as pd
 from pyterrier_longdoc.analysis import PositionEffectiveness, PositionSensitivity, RelevantPositions
-from pyterrier_longdoc.experiment import ExperimentResults, Statistics, Sweep, plot_efficiency
+from pyterrier_longdoc.experiment import ExperimentResults, Statistics, plot_efficiency
 from pyterrier_longdoc.training import plot_history
 
 values = {"a": np.full((1, 3, 1), 0.5), "b": np.array([0.4, 0.6, 0.7]).reshape(1, 3, 1)}
@@ -53,7 +53,6 @@ PLOTS = (
     "PositionSensitivity(moved).plot()",
     "RelevantPositions(found).plot()",
     "plot_efficiency(results)",
-    "Sweep(results, pd.DataFrame({'chunks': [1, 2]})).plot()",
     "plot_history(pd.DataFrame({'step': [1, 2], 'loss': [1.0, 0.5], 'validation': [0.1, 0.2]}))",
 )
 

@@ -6,11 +6,10 @@ from .experiment import Experiment, ExperimentWarning
 from .explain_query import QueryExplanation
 from .results import ExperimentResults
 from .significance import Statistics
-from .sweeps import Sweep, sweep
 from .systems import Fold
 from .tables import PaperTable, paper_table
 
 __all__ = [
     "Experiment", "ExperimentResults", "ExperimentWarning", "Fold", "PaperTable", "QueryExplanation", "Statistics",
-    "Sweep", "paper_table", "plot_efficiency", "read_run", "sweep", "write_run",
+    "paper_table", "plot_efficiency", "read_run", "write_run",
 ]  # fmt: skip
