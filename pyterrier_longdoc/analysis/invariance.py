@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ import pyterrier as pt
 
 from ..common.caches import forget_embeddings
 from ..common.frames import field_names, window_fields
-from ..common.restoring import restoring
 from ..modelling.backbones.architectures import use_attention
 from ..rerankers.reranker import CrossEncoder
 
@@ -66,7 +66,8 @@ def check_invariance(
     frame = (_sample(model) if results is None else results).reset_index(drop=True)
     if frame.empty:
         raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
-    with _in_float32(model):
+    with _in_float32(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of made-up rows
         expected = _scores(model, frame)
         rows = [
             _verdict(name, frame, reference, attempt, limit)
@@ -148,9 +149,7 @@ def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
     sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
     if getattr(model, "is_external", False):
         sizes.remove("max_batch_tokens")
-    with restoring(model, *sizes):
-        for name in sizes:
-            setattr(model, name, sys.maxsize)
+    with _changed(model, **dict.fromkeys(sizes, sys.maxsize)):
         return _row_scores(model, frame, int(np.argmax(lengths)))
 
 
@@ -158,9 +157,7 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
     missing = [name for name in attributes if not hasattr(model, name)]
     if missing:
         return f"{type(model).__name__} has no {', '.join(missing)}"
-    with restoring(model, *attributes):
-        for name, value in attributes.items():
-            setattr(model, name, value)
+    with _changed(model, **attributes):
         try:
             if isinstance(model, CrossEncoder):
                 model.check()
@@ -190,16 +187,39 @@ def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -
 
 
 @contextmanager
-def _in_float32(model: Any) -> Iterator[None]:
-    """Use float32 where the machine chooses the precision, and restore the model."""
+def _changed(model: Any, **attributes: Any) -> Iterator[None]:
+    """Change attributes of a model for a while."""
+    old = {name: getattr(model, name) for name in attributes}
     try:
-        with restoring(model, "dtype") as models:
-            for part in models:
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        yield
+    finally:
+        for name, value in old.items():
+            setattr(model, name, value)
+
+
+@contextmanager
+def _in_float32(model: Any) -> Iterator[None]:
+    """Use float32 where the machine chooses the precision, and no stored scores; afterwards restore the model."""
+    try:
+        with ExitStack() as stack:
+            for part in _with_selectors(model):
+                attributes = {name: getattr(part, name) for name in ("coverage", "score_cache") if hasattr(part, name)}
+                attributes |= {"score_cache": None} if "score_cache" in attributes else {}
                 if not getattr(part, "is_external", False) and getattr(part, "dtype", "") in (None, "fastest"):
-                    part.dtype = "float32"
+                    attributes["dtype"] = "float32"
+                stack.enter_context(_changed(part, **attributes))
             yield
     finally:
         forget_embeddings()  # made by other implementations of attention
+
+
+def _with_selectors(model: Any) -> list[Any]:
+    """Return a model and the one that selects its windows, if there is one, and the one that selects for that."""
+    preselect = getattr(model, "preselect", None)
+    selector = getattr(getattr(preselect, "selector", preselect), "model", None)
+    return [model] if selector is None else [model, *_with_selectors(selector)]
 
 
 def _sample(model: Any) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from ..common.frames import (
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import Presented
 from ..common.progress import counting
-from ..common.warnings import SeenWarnings, warn, warn_of_inputs
+from ..common.warnings import warn, warn_of_inputs
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, without_reasoning
 from ..listwise.prompts import Message, check_template, clean
@@ -146,7 +146,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        self.warned: SeenWarnings = set()
+        self.warned: set[str] = set()
         self._check()
 
     def __repr__(self) -> str:

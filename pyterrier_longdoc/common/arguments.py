@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -180,33 +180,15 @@ _ELSEWHERE = {"max_length": "window_size", "model_name": "backbone", "model_name
 """Names of arguments in sentence-transformers and transformers."""
 
 
-def check_names(cls: Any, arguments: Iterable[str], parts: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that a dataclass does not have; it names the one that was probably meant.
-
-    That may also be one of `parts`: classes of arguments, by the argument's name.
-    """
-    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    if "__dataclass_fields__" not in vars(owner):  # its own, which says what it takes
-        return
-    names = [f.name for f in fields(cls) if f.init]
-    for name in (name for name in arguments if name not in names):
-        inner = {part: nearest(name, [f.name for f in fields(of)]) for part, of in parts.items()}
-        meant = [f"{part}={parts[part].__name__}({argument}=...)" for part, argument in inner.items() if argument]
-        meant = [f"{nearest(name, names)}=..."] if nearest(name, names) else meant
-        raise TypeError(f"{cls.__name__} has no argument {name!r}{f'; did you mean {meant[0]}?' if meant else ''}")
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the name that was probably meant: spelt alike, begun with this, or abbreviated so; or nothing.
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the question for the nearest of the names that there are, to end an error with; "" if none is near.
 
     Example:
-        >>> [nearest(name, ["batch_size", "learning_rates"]) for name in ("batchsize", "batch", "lr", "colour")]
-        ['batch_size', 'batch_size', 'learning_rates', '']
+        >>> did_you_mean("batchsize", ["batch_size", "device"]), did_you_mean("colour", ["batch_size", "device"])
+        ("; did you mean 'batch_size'?", '')
     """
-    name = _ELSEWHERE.get(name, name)
-    close, fair = (get_close_matches(name, names, n=1, cutoff=cutoff) for cutoff in (0.85, 0.7))
-    begun = [other for other in names if name in (other.split("_")[0], "".join(word[:1] for word in other.split("_")))]
-    return (close or begun or fair or [""])[0]
+    meant = get_close_matches(_ELSEWHERE.get(name, name), list(names), n=1)
+    return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 def check_roles(transformer: Any) -> None:

@@ -143,23 +143,10 @@ def validated(
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
         raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
-    try:
-        with pt.validate.any(inp, context=context) as v:
-            v.result_frame(["query", *fields, *extra], mode="text")
-            if text_loader is not None:
-                v.result_frame(["query", *extra], mode="text_loader")
-    except pt.validate.InputValidationError as error:
-        name, cure = type(context).__name__, "put a retriever before it"
-        absent = [column for column in ("qid", "query", "docno", *extra) if column not in inp.columns]
-        if not absent:
-            absent = [column for column in fields if column not in inp.columns]
-            cure = f"put a text loader before it (retriever >> dataset.text_loader() >> {name}(...)), or give "
-            cure += "text_loader= or text_field="
-        if absent == ["score"]:
-            cure = "`|` and `&` drop scores; give those of one retriever, or their sum, bm25 + other"
-        names = ", ".join(map(str, inp.columns))
-        error.args = (f"{name} lacks the column(s) {', '.join(absent)} (there are: {names}): {cure}.",)
-        raise
+    with pt.validate.any(inp, context=context) as v:
+        v.result_frame(["query", *fields, *extra], mode="text")
+        if text_loader is not None:
+            v.result_frame(["query", *extra], mode="text_loader")
     check_qids(inp)
     return fields
 

@@ -8,12 +8,12 @@ from dataclasses import MISSING, fields
 from html import escape
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyterrier as pt
 
-from .arguments import arguments_of, changed_names, check_names
+from .arguments import arguments_of, changed_names, did_you_mean
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -74,14 +74,15 @@ def _in_short(value: Any) -> str:
 
 
 class ChecksNames:
-    """Refuses arguments that a dataclass does not have."""
-
-    _argument_classes: ClassVar[dict[str, type]] = {}
-    """Of arguments whose own arguments a user may look for here."""
+    """Refuses arguments that a dataclass does not have, and asks for the nearest one."""
 
     def __new__(cls, *_: Any, **arguments: Any) -> Any:
-        """Make an object; see `check_names`."""
-        check_names(cls, arguments, cls._argument_classes)
+        """Make an object, unless its class, if it has an `__init__` of a dataclass, lacks an argument."""
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if "__dataclass_fields__" in vars(owner):
+            names = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
+            for name in (name for name in arguments if name not in names):
+                raise TypeError(f"{cls.__name__} has no argument {name!r}{did_you_mean(name, names)}")
         return super().__new__(cls)
 
 

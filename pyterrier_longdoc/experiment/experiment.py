@@ -14,7 +14,7 @@ from ..common.arguments import check_arguments, check_seeds, plain
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
 from ..common.progress import counting
-from ..common.warnings import one_system, warn
+from ..common.warnings import warn
 from .checks import check_runs
 from .cost import Cost
 from .efficiency import efficiency_table
@@ -114,7 +114,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         filter_by_qrels: leave out topics without judgements before running anything.
         filter_by_topics: leave out judgements of other topics, whose values would be 0.
         batch_size: topics at a time, to save memory.
-        efficiency: measure time, memory and the text that was read, after a warm-up.
+        efficiency: measure time, memory and the text that was read, after a warm-up. Scores from a `score_cache` cost
+            nothing: leave it out.
         save_dir: folder for runs, results and their table (CSV, Markdown, LaTeX). After an interruption a second call
             with the same folder goes on: finished runs are read.
         save_mode: what to do with earlier runs in it, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or
@@ -186,8 +187,7 @@ def _evaluate_all(
     outcomes: dict[str, list[EvaluatedRun]] = {}
     with counting("Experiment", "run", number, shown=verbose) as advance:
         for name, runs in system_runs.items():
-            with one_system(name, set()):
-                outcomes[name] = [runner.evaluate(parts, advance, ranks=parts is runs[0]) for parts in runs]
+            outcomes[name] = [runner.evaluate(parts, advance, ranks=parts is runs[0]) for parts in runs]
     return outcomes
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ import pyterrier as pt
 from ..common.files import write_lines
 from ..common.frames import as_strings, labels_of, texts_of, window_fields, with_windows_in
 from ..common.presentation import Presented
-from ..common.restoring import restoring
 from ..common.runs import stages_of
 from .runs import RunByQuery, run_by_query
 
@@ -261,12 +259,14 @@ def _all_models(pipeline: pt.Transformer) -> list[Any]:
 
 def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
     """Return the pipeline's results, with the columns of `explain`."""
-    with ExitStack() as stack:
-        for model in _all_models(pipeline):
-            stack.enter_context(restoring(model, "explain"))
-            if hasattr(model, "explain"):
-                model.explain = True
+    explaining = {model: model.explain for model in _all_models(pipeline) if hasattr(model, "explain")}
+    try:
+        for model in explaining:
+            model.explain = True
         return pipeline.transform(topic.copy())
+    finally:
+        for model, explain in explaining.items():
+            model.explain = explain
 
 
 def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:

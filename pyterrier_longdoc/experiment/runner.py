@@ -17,7 +17,6 @@ from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
 from ..common.frames import as_strings
 from ..common.identity import identify
-from ..common.restoring import restoring
 from ..common.runs import read_run
 from .cost import Cost, measuring
 from .explain_query import Standing, standings
@@ -110,8 +109,7 @@ class Runner:
         """Return `qid, docno, score` and their cost, without memory and coverage unless `efficiency` is set."""
         *earlier, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
         if self.efficiency:
-            with restoring(last):
-                last.transform(_through(earlier, topics.head(WARM_UP_TOPICS)))
+            last.transform(_through(earlier, topics.head(WARM_UP_TOPICS)))
             forget_embeddings()
         costs, frames, size = [], [], self.batch_size or max(1, len(topics))
         for start in range(0, len(topics), size):

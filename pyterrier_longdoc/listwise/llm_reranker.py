@@ -11,13 +11,13 @@ import pyterrier as pt
 
 from ..common.arguments import argument, arguments_of, validate
 from ..common.citations import papers_of
-from ..common.coverage import Coverage, in_words
+from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
 from ..common.registry import own_code
-from ..common.warnings import SeenWarnings, warn_of_cuts, warn_of_empty, warn_of_inputs
+from ..common.warnings import warn_of_cuts, warn_of_empty, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
 from ..passages.excerpts import best_passages
@@ -45,7 +45,7 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
 
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
-        self.warned: SeenWarnings = set()
+        self.warned: set[str] = set()
         self._check()
 
     def __repr__(self) -> str:
@@ -96,5 +96,5 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
         """Note the coverage; warn of cut text and of rows without text or query."""
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
-        warn_of_cuts(self, self.warned, coverage.lost, f" did not read {in_words(coverage.lost)}")
+        warn_of_cuts(self, coverage.lost)
         warn_of_empty(self, coverage, inp, map(is_blank, texts))

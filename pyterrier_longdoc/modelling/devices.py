@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,16 +31,6 @@ def resolve_device(device: str | None) -> torch.device:
             f"or install torch for CUDA and its driver"
         )
     return resolved
-
-
-def check_device(device: Any) -> None:
-    """Raise ValueError for a device that torch does not know; use shows whether this machine has it."""
-    try:
-        torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device={device!r} must be None or a device of torch, e.g. 'cuda', 'cuda:1', 'mps', 'cpu'"
-        ) from None
 
 
 def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:

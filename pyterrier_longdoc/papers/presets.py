@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..common.arguments import nearest
+from ..common.arguments import did_you_mean
 from ..listwise.schedules import BackToFront
 from ..modelling.layout import resolve_layout
 
@@ -149,10 +149,7 @@ class Presets(dict[str, Preset]):
         return f"Presets({', '.join(self)})"
 
     def __missing__(self, name: str) -> Preset:
-        lower = str(name).lower()
-        meant = nearest(lower, list(self)) or next((other for other in self if other.startswith(lower)), "")
-        question = f"; did you mean {meant!r}?" if meant else "."
-        raise KeyError(f"no {name!r}{question} There are {', '.join(self)}")
+        raise KeyError(f"no preset {name!r} among {', '.join(self)}{did_you_mean(str(name).lower(), self)}")
 
     def _repr_html_(self) -> str:
         return self.table().to_html(index=False, na_rep="")

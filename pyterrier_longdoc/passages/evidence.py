@@ -166,13 +166,11 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         """Warn of queries that get nothing, and of documents with less than they were promised."""
         given = pd.Series(tokens[texts]).groupby(qids.to_numpy()[texts], dropna=False).sum()
         problems = {
-            f"of {len(given)} queries get no text, as none of their windows fits": (given == 0).sum(),
-            f"of {sum(texts)} documents have less than at_least={self.at_least}": (tokens[texts] < self.at_least).sum(),
+            "some queries get no text, as none of their windows fits": (given == 0).any(),
+            f"some documents have less than at_least={self.at_least}": (tokens[texts] < self.at_least).any(),
         }
-        for problem, number in problems.items():
-            if number:
-                limits = f"tokens={self.tokens}, at_most={self.at_most}"
-                warn(f"Evidence: {number} {problem} ({limits}).", TruncationWarning)
+        for problem in (problem for problem, occurs in problems.items() if occurs):
+            warn(f"Evidence: {problem} (tokens={self.tokens}, at_most={self.at_most}).", TruncationWarning)
 
 
 @dataclass(frozen=True)

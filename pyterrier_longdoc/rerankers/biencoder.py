@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..common.arguments import argument
+from ..common.warnings import warn_once
 from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
 from ..modelling.model import Model
 from ..modelling.windows import SlidingWindows, Truncate, Windows
@@ -69,7 +70,7 @@ class BiEncoder(Reranker):
                 f"{str(self.backbone)!r} is a cross-encoder, not trained as a bi-encoder: its similarities mean "
                 f"little. Give a model that was trained to embed texts."
             )
-            self._warn_once(message, UserWarning)
+            warn_once(self, message, UserWarning)
         encoder = EmbeddingEncoder(
             shared,
             pooling=self.pooling,

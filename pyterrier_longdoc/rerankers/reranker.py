@@ -25,7 +25,7 @@ from ..common.arguments import (
     validate,
 )
 from ..common.citations import papers_of
-from ..common.coverage import Coverage, Explanation, Scored, in_words
+from ..common.coverage import Coverage, Explanation, Scored
 from ..common.files import full_path
 from ..common.frames import (
     Text,
@@ -43,19 +43,10 @@ from ..common.presentation import HIDDEN, Presented, changed_arguments, composed
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
 from ..common.servers import BackendError
-from ..common.warnings import (
-    SeenWarnings,
-    added_up,
-    count_empty,
-    first_time,
-    warn,
-    warn_of_cuts,
-    warn_of_empty,
-    warn_of_inputs,
-)
+from ..common.warnings import count_empty, warn, warn_of_cuts, warn_of_empty, warn_of_inputs, warn_once
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
-from ..modelling.devices import DTYPES, FASTEST, check_device, resolve_device, resolve_dtype
+from ..modelling.devices import DTYPES, FASTEST, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
 from ..modelling.heads import registered_heads
@@ -95,11 +86,6 @@ WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 # One lock for all models: a lock of each could not be pickled, and random weights come from torch's global generator.
 # It is re-entrant for the models of selectors.
 _SETTING_UP = RLock()
-
-_INTERNAL = (
-    "cited", "documents", "encoder_class", "is_external", "load_backbone", "note_source", "refuse_external", "settings",
-    "to_cpu", "warn_of_cuts", "warned", "weight_arguments",
-)  # fmt: skip
 
 
 class UntrainedWarning(UserWarning):
@@ -198,7 +184,7 @@ class Reranker(Presented, pt.Transformer):
     def __post_init__(self) -> None:
         check_roles(self)
         self.coverage: Coverage | None = None
-        self.warned: SeenWarnings = set()
+        self.warned: set[str] = set()
         self._model: Model | None = None
         self._model_arguments: list[Any] | None = None  # the arguments of the last set-up
         self.check()
@@ -211,10 +197,6 @@ class Reranker(Presented, pt.Transformer):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "_model_arguments": None}
 
-    def __dir__(self) -> list[str]:
-        """Leave out of a notebook's completion what only this package calls."""
-        return [name for name in super().__dir__() if name not in _INTERNAL]
-
     # Its arguments.
 
     def check(self) -> None:
@@ -222,7 +204,7 @@ class Reranker(Presented, pt.Transformer):
         validate(self)
         self._check_backbone()
         window_fields(self.text_field, self.repeat)
-        check_device(self.device)
+        torch.device(self.device or "cpu")  # refuses what is no device
         check_runtime(self.runtime, self.device, self.dtype)
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         check_preselection(self.preselect, self.make_windows())
@@ -385,7 +367,7 @@ class Reranker(Presented, pt.Transformer):
                 f"{type(self).__name__} computes in bfloat16, in which this device is fastest: scores differ from "
                 f"those in float32 in the third digit. dtype='float32' avoids this, dtype='bfloat16' this warning."
             )
-            self._warn_once(message, PrecisionWarning)
+            warn_once(self, message, PrecisionWarning)
         if coverage.cut or coverage.windows_cut:
             self.warn_of_cuts(coverage)
         warn_of_empty(self, coverage, inp, map(is_blank, texts))
@@ -475,19 +457,9 @@ class Reranker(Presented, pt.Transformer):
         return coverage
 
     def warn_of_cuts(self, coverage: Coverage, task: str = "") -> None:
-        """Warn of unread text, except what a choice of windows leaves out; once for each argument."""
-        causes, parts = list(coverage.lost), [in_words(coverage.lost)] if coverage.lost else []
-        if coverage.windows_cut:
-            causes.append("the server")
-            parts.append(
-                f"{coverage.windows_cut} windows to their end, cut by the server, which takes no longer inputs"
-            )
-        warn_of_cuts(self, self.warned, causes, f"{task} did not read {'; '.join(parts)}")
-
-    def _warn_once(self, message: str, category: type[Warning]) -> None:
-        """Warn once for each category in this transformer, or in the system that runs it."""
-        if first_time(self.warned, category, type(self).__name__):
-            warn(message, category)
+        """Warn of unread text, except what a choice of windows leaves out."""
+        server = ["the server, which takes no longer inputs"] if coverage.windows_cut else []
+        warn_of_cuts(self, [*coverage.lost, *server], task)
 
 
 @dataclass(eq=False, repr=False)
@@ -534,7 +506,6 @@ class CrossEncoder(Reranker, pt.Estimator):
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
 
-    _argument_classes: ClassVar[dict[str, type]] = {"training": TrainingArgs}
     _starts_trained: ClassVar[str] = (
         "with a cross-encoder as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with "
         "knrm and others start trained"
@@ -673,7 +644,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if isinstance(backbone, ExternalScorer):
             encoder, warning = ExternalEncoder, backbone.warning()
             if warning is not None:
-                self._warn_once(warning, TruncationWarning)
+                warn_once(self, warning, TruncationWarning)
         else:
             backbone = self.load_backbone()
         values = self.weight_arguments()
@@ -706,8 +677,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         """See the base class; scores in the `score_cache` are read from it."""
         model = self.model
         if not model.ready:
-            message = f"{self!r} has randomly initialised layers: its scores mean nothing before fit"
-            self._warn_once(f"{message} ({self._starts_trained}).", UntrainedWarning)
+            message = f"{type(self).__name__} has randomly initialised layers: its scores mean nothing before fit"
+            warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
         file = None if self.explain or self._validating else self.score_cache
         identity = {} if file is None else self.describe()
         class_names = own_code_in(identity)
@@ -716,7 +687,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 f"score_cache={str(self.score_cache)!r} is not used: its scores may come from other code of "
                 f"{', '.join(class_names)}. Leave score_cache out. {VOUCH}."
             )
-            self._warn_once(message, UserWarning)
+            warn_once(self, message, UserWarning)
             file = None
         try:
             if file is None:
@@ -785,9 +756,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:
             pt.tqdm.write(f"{name}: {self.trained_on}")
-        # Folds and seeds of one system warn once.
-        elif not self.verbose and data.trained_on.is_partial and first_time(set(), LeftOutWarning):
-            warn(f"{name}: {self.trained_on}", LeftOutWarning)
+        elif not self.verbose and data.trained_on.is_partial:
+            warn(f"{name} is not trained on all queries or judged documents (see .trained_on).", LeftOutWarning)
         model = self.model
         with model.counting(recipe.dtype) as coverage:
             if not data.loaded:
@@ -832,8 +802,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             # Each validation has other weights, which are not worth an export.
             runtime, self.runtime, self._validating = self.runtime, "torch", True
             try:
-                with added_up():  # one warning of rows without text for the whole training
-                    return evaluate(self.transform(results), qrels, metric)
+                return evaluate(self.transform(results), qrels, metric)
             finally:
                 self.runtime, self._validating = runtime, False
 

@@ -23,7 +23,7 @@ from ..common.identity import differences, identify
 from ..common.progress import counting
 from ..common.registry import VOUCH, own_code_in
 from ..common.runs import run_lines
-from ..common.warnings import empties_at_end, warn
+from ..common.warnings import warn
 from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
 
 _FORMAT = 4
@@ -100,7 +100,7 @@ def rerank_to_disk(
     total, open_rows = (sum(rows[number] for number in numbers) for numbers in (blocks_of_shard, open_blocks))
     blocks = ((number, candidates.block(number, rows[number], out / _CANDIDATES)) for number in open_blocks)
     coverages = []
-    with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - open_rows) as advance, empties_at_end():
+    with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - open_rows) as advance:
         for number, coverage in _write_blocks(pipeline, blocks, executor, out):
             coverages += [] if coverage is None else [coverage]
             advance(rows[number])

@@ -7,7 +7,6 @@ in the store, and only that is lost with it.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -27,7 +26,7 @@ from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
 from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
-from ..common.warnings import Empties, SeenWarnings, added_up, empties_at_end, first_time, warn, warn_once_of_empty
+from ..common.warnings import warn, warn_once
 from .blocks import BLOCK_ROWS, blocks_of, is_picklable, loader_of, map_elsewhere, transformed
 
 _PATIENCE = 60.0
@@ -61,8 +60,7 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         self._session: tuple[str, str] | None = None
         self._actors: list[Any] = []
         self._sent: tuple[str, Any] = "", None
-        self._warned: SeenWarnings = set()
-        self._notices: dict[tuple[type[Warning], str], str] = {}
+        self.warned: set[str] = set()
 
     def distributed(self, model: pt.Transformer, *, block_rows: int = BLOCK_ROWS, verbose: bool = False) -> Distributed:
         """Return the model on these workers, as `ld.distributed` does; several models take turns on them."""
@@ -105,9 +103,11 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
                     continue
                 actor, key = under_way.pop(ready[0])
                 try:
-                    value = self._value_of(ray.get(ready[0]))
+                    value, notices = ray.get(ready[0])
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from error
+                for message, category in notices:
+                    warn_once(self, message, category)
                 idle.append(actor)
                 hand_out()  # before the caller, who may need a while, gets the result
                 yield key, value
@@ -154,17 +154,15 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         room = min(int(resources.get(kind, 0) // number) for kind, number in needs.items() if number)
         if not room:
             raise ValueError(f"no worker of {self!r} has room: each needs {needs}, and Ray has {resources}")
-        if room < self.workers and first_time(self._warned, "room"):
-            warn(f"{self!r} has room for {room} workers at present: Ray has {resources}", UserWarning)
+        if room < self.workers:
+            warn_once(self, f"{self!r} has room for {room} workers at present", UserWarning)
         remote = ray.remote(num_cpus=self.cpus_per_worker, num_gpus=gpus, max_restarts=-1, max_task_retries=_RETRIES)
         while len(self._actors) < self.workers:
             self._actors.append(remote(_Worker).remote(self.cpus_per_worker))
         return self._actors
 
     def _warn_of_waiting(self) -> None:
-        if first_time(self._warned, "waiting"):
-            free = _ray().available_resources()
-            warn(f"{self!r} waits for room, free are {free}: close other executors to free their workers", UserWarning)
+        warn_once(self, f"{self!r} waits for room: close other executors to free their workers", UserWarning)
 
     def _send(self, shared: Any) -> tuple[str, Any]:
         """Return a name for the contents, and their place in the store; the same contents are stored once."""
@@ -189,18 +187,6 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
             owner, cure = "the text_loader of", "put the texts into the frames instead"
         raise TypeError(f"{owner} {stage!r} cannot be sent to workers: {cure} ({error})") from error
 
-    def _value_of(self, answer: tuple[Any, list[tuple[str, type[Warning]]], Empties]) -> Any:
-        """Return a worker's value; give its warnings here, once for all workers."""
-        value, notices, empties = answer
-        warn_once_of_empty(empties)
-        for message, category in notices:
-            # Blocks differ in numbers alone.
-            self._notices.setdefault((category, re.sub(r"[<>\d.,%]+", "", message)), message)
-        for cause, message in self._notices.items():  # earlier ones too: a worker warns once, and a run may be muted
-            if first_time(self._warned, *cause):
-                warn(message, cause[0])
-        return value
-
     def _dismiss(self, actor: Any) -> None:
         self._actors = [other for other in self._actors if other is not actor]
         if _ray().is_initialized():
@@ -220,14 +206,14 @@ class _Worker:
         """Return as soon as the actor is ready."""
 
     def work(self, name: str, place: list[Any], function: Callable[..., Any], item: Any) -> tuple[Any, ...]:
-        """Return the function's value, warnings, and counts of rows without text."""
+        """Return the function's value and warnings."""
         if name != self.name:
             self.name, self.shared = "", None  # makes room for the next model
             ray = _ray()
             self.shared, self.name = ray.cloudpickle.loads(ray.get(place[0])), name
-        with warnings.catch_warnings(record=True) as notices, added_up() as empties:
+        with warnings.catch_warnings(record=True) as notices:
             value = function(self.shared, item)
-        return value, [(str(notice.message), notice.category) for notice in notices], empties
+        return value, [(str(notice.message), notice.category) for notice in notices]
 
 
 class Distributed(Presented, pt.Transformer, AbstractContextManager):
@@ -257,7 +243,7 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
         blocks = ((number, inp.iloc[places]) for number, places in enumerate(rows))
         parts: dict[int, pd.DataFrame] = {}
         coverages = []
-        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance, empties_at_end():
+        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance:
             for number, (part, coverage) in map_elsewhere(self.executor, transformed, self.model, blocks):
                 parts[number] = part
                 coverages += [] if coverage is None else [coverage]

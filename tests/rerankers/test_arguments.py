@@ -13,7 +13,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
-from pyterrier_longdoc.rerankers.reranker import _INTERNAL, Reranker
+from pyterrier_longdoc.rerankers.reranker import Reranker
 
 from ..support import tiny
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, changed, make, scores, slow_but
@@ -340,19 +340,13 @@ def test_what_stands_nearest_to_a_class_describes_an_argument():
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: ld.MaxP(batch=8), "MaxP has no argument 'batch'; did you mean batch_size=...?"),
-        (lambda: ld.PARADE(aggregatoin="max"), "PARADE has no argument 'aggregatoin'; did you mean aggregation=...?"),
-        (
-            lambda: ld.MaxP(lr=1e-5),
-            "MaxP has no argument 'lr'; did you mean training=TrainingArgs(learning_rates=...)?",
-        ),
-        (lambda: ld.TrainingArgs(lr=1e-5), "TrainingArgs has no argument 'lr'; did you mean learning_rates=...?"),
-        (lambda: ld.MaxP(max_length=512), "MaxP has no argument 'max_length'; did you mean window_size=...?"),
-        (lambda: ld.PARADE(model_name="b"), "PARADE has no argument 'model_name'; did you mean backbone=...?"),
+        (lambda: ld.MaxP(batch=8), "MaxP has no argument 'batch'; did you mean 'batch_size'?"),
+        (lambda: ld.PARADE(aggregatoin="max"), "PARADE has no argument 'aggregatoin'; did you mean 'aggregation'?"),
+        (lambda: ld.MaxP(max_length=512), "MaxP has no argument 'max_length'; did you mean 'window_size'?"),
         (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
-        (lambda: ld.TrainingArgs(epoch=3), "TrainingArgs has no argument 'epoch'; did you mean epochs=...?"),
-        (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean size=...?"),
-        (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean top_k=...?"),
+        (lambda: ld.TrainingArgs(epoch=3), "TrainingArgs has no argument 'epoch'; did you mean 'epochs'?"),
+        (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean 'size'?"),
+        (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean 'top_k'?"),
     ],
 )
 def test_a_misspelt_argument_names_the_nearest(make_it, message):
@@ -387,10 +381,3 @@ def test_docstrings_of_users_classes_are_kept():
     assert "score = max_w" in Undocumented.__doc__
     assert Typed.__doc__.startswith("Mine.\n\nArgs:\n    share (float): of something.\n    one, two: others.\n")
     assert "    stride: tokens from" in Typed.__doc__
-
-
-def test_completion_shows_no_name_that_only_the_package_calls():
-    model = ld.MaxP()
-    assert all(hasattr(model, name) for name in _INTERNAL)
-    assert not set(dir(model)) & set(_INTERNAL)
-    assert {"fit", "rank", "save", "coverage", "window_size"} <= set(dir(model))

@@ -232,7 +232,7 @@ def test_a_docno_that_the_index_lacks_is_named(loader, docnos, terrier_index):
 
 
 @pytest.mark.parametrize("union", [lambda a, b: a | b, lambda a, b: a & b])
-def test_scores_that_a_union_has_dropped_are_asked_for(union):
+def test_birch_needs_scores_which_a_union_drops(union):
     first = pt.Transformer.from_df(tiny.results())
-    with pytest.raises(pt.validate.InputValidationError, match=r"Birch lacks the column\(s\) score .* drop scores"):
+    with pytest.raises(pt.validate.InputValidationError, match="score"):
         (union(first, first) >> make("Birch"))(TOPICS)

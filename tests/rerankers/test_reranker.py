@@ -248,18 +248,18 @@ WORDS = "snow in the city " * 10
 @pytest.mark.parametrize(
     ("name", "arguments", "cut_by"),
     [
-        ("MaxP", {"max_windows": 1}, None),
-        ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, None),
-        ("MaxP", {"preselect": ld.FirstK(1)}, None),
-        ("MaxP", {"preselect": ld.KeyBlocks(ld.FirstK(1), blocks=ld.SlidingWindows(10, 10))}, None),
-        ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, None),
-        ("MaxP", {"max_doc_len": 30}, "10 tokens cut by max_doc_len=30"),
-        ("MaxP", {"max_doc_len": 30, "max_windows": 1}, "10 tokens cut by max_doc_len=30"),
-        ("MaxP", {"max_query_len": 1}, "1 tokens cut by max_query_len=1"),
-        ("FirstP", {}, "20 tokens cut by window_size=20"),
-        ("FirstP", {"max_doc_len": 30}, "10 tokens cut by max_doc_len=30, 10 tokens cut by window_size=20"),
-        ("FirstP", {"windows": ld.SlidingWindows(10, 10), "window_size": None}, "30 tokens cut by windows=Sliding"),
-        ("FirstP", {"layout": "shared", "max_doc_len": 20}, "cut by layout='shared'"),
+        ("MaxP", {"max_windows": 1}, []),
+        ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, []),
+        ("MaxP", {"preselect": ld.FirstK(1)}, []),
+        ("MaxP", {"preselect": ld.KeyBlocks(ld.FirstK(1), blocks=ld.SlidingWindows(10, 10))}, []),
+        ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, []),
+        ("MaxP", {"max_doc_len": 30}, ["max_doc_len=30"]),
+        ("MaxP", {"max_doc_len": 30, "max_windows": 1}, ["max_doc_len=30"]),
+        ("MaxP", {"max_query_len": 1}, ["max_query_len=1"]),
+        ("FirstP", {}, ["window_size=20"]),
+        ("FirstP", {"max_doc_len": 30}, ["max_doc_len=30", "window_size=20"]),
+        ("FirstP", {"windows": ld.SlidingWindows(10, 10), "window_size": None}, ["windows=Sliding"]),
+        ("FirstP", {"layout": "shared", "max_doc_len": 20}, ["layout='shared'"]),
     ],
 )
 def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, arguments, cut_by, cross_encoder):
@@ -267,8 +267,7 @@ def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, argu
     told = told_of(ld.TruncationWarning, lambda: model(frame))
     assert sum(model.coverage.lost.values()) <= sum(model.coverage.cut.values()) > 0
     assert model.coverage.tokens_read == 40 - sum(n for by, n in model.coverage.cut.items() if "query" not in by)
-    assert len(told) == (cut_by is not None)
-    assert cut_by is None or cut_by in told[0]
+    assert [cause in message for cause, message in zip(cut_by, told, strict=True)] == [True] * len(cut_by)
     assert model.summary(frame) == model.coverage
 
 
@@ -280,7 +279,7 @@ def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded
         told = model.summary(candidates)
-    assert (model.coverage, model.warned) == (None, set())
+    assert model.coverage is None
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not (tmp_path / "scores.sqlite").exists()
     pd.testing.assert_frame_equal(candidates, before)
@@ -350,7 +349,7 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
         assert model.coverage.queries_cut == len(told) == length - room
     cause = f"the longest query of the checkpoint, which takes {room}"
     assert model.coverage.cut == {cause: 1}
-    assert f"1 tokens cut by {cause}" in told[0]
+    assert f"cut by {cause}" in told[0]
 
 
 @every_system

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from pathlib import Path
 from signal import SIGKILL
 
 import pandas as pd
 import pyterrier as pt
-
-from pyterrier_longdoc import TruncationWarning
 
 from . import tiny
 
@@ -110,13 +107,6 @@ class FirstRows(pt.Transformer):
 def first_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """As `FirstRows`, in a function."""
     return FirstRows()(frame)
-
-
-def warn_once(shared: list, item: int) -> None:
-    """Warns where the first of all items comes."""
-    if not shared:
-        shared.append(item)
-        warnings.warn("texts were cut", TruncationWarning, stacklevel=1)
 
 
 def threads(shared: object, item: int) -> int:
