@@ -316,11 +316,6 @@ def _found(
     return texts.loc[texts[names].notna().any(axis=1), fields]
 
 
-def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
-    """Return the candidates that a recipe may draw: the training needs no other texts."""
-    return results.iloc[np.sort(np.concatenate([group.rows for group in make_groups(results, qrels, args)]))]
-
-
 def _positions(results: pd.DataFrame) -> np.ndarray:
     """Return the rank of each row within its query, by score if there is one, from 0."""
     advice = "give each candidate a number, or leave the column out where the rows stand in the order of their ranks"
