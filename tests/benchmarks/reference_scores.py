@@ -165,7 +165,6 @@ for name, make in {
     "packaged MaxP": lambda: ld.MaxP.load("longdoc:maxp", **SHORT),
     "packaged AvgP": lambda: ld.AvgP.load("longdoc:avgp", **SHORT),
     "packaged PARADE attn": lambda: ld.PARADE.load("longdoc:parade-attn", **SHORT),
-    "packaged PARADE transformer": lambda: ld.PARADE.load("longdoc:parade-transformer", **SHORT),
 }.items():
     CONFIGURATIONS[name] = scores(make)
 

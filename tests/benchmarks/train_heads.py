@@ -1,4 +1,4 @@
-"""Trains PARADE's heads on the windows' vectors of the packaged MaxP, and writes all packaged models.
+"""Trains PARADE's attention on the windows' vectors of the packaged MaxP, and writes all packaged models.
 
     python tests/benchmarks/train_heads.py windows COLLECTIONS FOLDER FOLDER/round2
     python tests/benchmarks/train_heads.py heads FOLDER FOLDER/round2
@@ -7,7 +7,7 @@
 1. `windows`: for questions of the training splits the document that answers, the same without the passage that does,
    and others of BM25's best; of each the vectors of BM25's best windows, three or eight, by the encoder of the MaxP.
 2. `heads`: the encoder stays as it is, and only what stands above it learns, by cross entropy over a question's
-   documents. PARADE's attention begins as a soft maximum of MaxP's scores, its transformer with layers of MiniLM.
+   documents. PARADE's attention begins as a soft maximum of MaxP's scores.
 3. `package`: FirstP, MaxP and AvgP have the same weights; one adapter holds the encoder, the others stand upon it.
 
 `windows` goes on where it was interrupted. Needs the extras `demo` and `train`.
@@ -45,8 +45,8 @@ DOCUMENT = {**WINDOWS, "max_doc_len": None, "text_field": "text", "repeat": None
 """How documents are read by a model that was trained on passages with titles."""
 BEST = (3, 3, 8)
 """Windows of a document that are read, by turns."""
-HEADS = {"parade-attn": 1e-3, "parade-transformer": 1e-4}
-"""The rate at which each learns."""
+HEAD, RATE = "parade-attn", 1e-3
+"""The head that learns, and the rate."""
 EPOCHS, STEP = 4, 32
 HELD = 10
 """One question of so many is not trained on: its loss tells when a head has learnt enough."""
@@ -132,18 +132,15 @@ def windows(collections: Path, folder: Path, name: str) -> None:
 # Heads.
 
 
-def parade(kind: str, start: Any) -> Any:
+def parade(start: Any) -> Any:
     """Return a PARADE with the encoder of a MaxP, before its head has learnt."""
-    aggregation = kind.removeprefix("parade-")
-    aggregator = ENCODER if aggregation == "transformer" else None
-    model = ld.PARADE(ENCODER, aggregation=aggregation, aggregator=aggregator, **WINDOWS)
+    model = ld.PARADE(ENCODER, aggregation="attn", **WINDOWS)
     model.start_from(start)
     head, final = model.model.head, start.model.head.final
     with torch.no_grad():
         head.final.weight.copy_(final.weight)
         head.final.bias.copy_(final.bias)
-        if aggregation == "attn":
-            head.attention.copy_(final.weight[0])
+        head.attention.copy_(final.weight[0])
     return model
 
 
@@ -155,20 +152,20 @@ def loss_of(head: Any, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
     return functional.cross_entropy(scores, torch.zeros(count, dtype=torch.long))
 
 
-def train(kind: str, start: Any, vectors: torch.Tensor, mask: torch.Tensor) -> Any:
+def train(start: Any, vectors: torch.Tensor, mask: torch.Tensor) -> Any:
     """Return a PARADE whose head has learnt from windows' vectors."""
     torch.manual_seed(1)
-    model = parade(kind, start)
+    model = parade(start)
     head, held = model.model.head, torch.arange(len(vectors)) % HELD == 0
     learnt = torch.nonzero(~held)[:, 0]
     steps = EPOCHS * (len(learnt) // STEP)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=HEADS[kind], weight_decay=0.01)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 20 * step / steps, 1 - step / steps))
     for epoch in range(EPOCHS + 1):
         head.eval()
         with torch.inference_mode():
             print(
-                f"{kind} epoch {epoch}: loss of held questions {loss_of(head, vectors[held], mask[held]):.4f}",
+                f"epoch {epoch}: loss of held questions {loss_of(head, vectors[held], mask[held]):.4f}",
                 flush=True,
             )
         if epoch == EPOCHS:
@@ -182,18 +179,17 @@ def train(kind: str, start: Any, vectors: torch.Tensor, mask: torch.Tensor) -> A
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
-    model.model.mark_trained({"trained by": "tests/benchmarks/train_heads.py", "epochs": EPOCHS, "rate": HEADS[kind]})
+    model.model.mark_trained({"trained by": "tests/benchmarks/train_heads.py", "epochs": EPOCHS, "rate": RATE})
     return model
 
 
 def heads(folder: Path, name: str) -> None:
-    """Train both heads, and save the models whole."""
+    """Train the head, and save the model whole."""
     files = [np.load(file) for file in sorted((folder / "windows").glob("*.npz"))]
     vectors, mask = (torch.from_numpy(np.concatenate([file[key] for file in files])) for key in ("vectors", "mask"))
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(vectors)))
     start = ld.MaxP.load(name)
-    for kind in HEADS:
-        train(kind, start, vectors[order], mask[order]).save(folder / kind)
+    train(start, vectors[order], mask[order]).save(folder / HEAD)
 
 
 # The packaged models.
@@ -211,7 +207,7 @@ def package(folder: Path, name: str) -> None:
     for model in made.values():
         model.start_from(trained)
         model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
-    made |= {kind: ld.PARADE.load(folder / kind) for kind in HEADS}
+    made[HEAD] = ld.PARADE.load(folder / HEAD)
     for short, model in made.items():
         upon = None if short == "maxp" else "longdoc:maxp"
         if upon is not None:  # the very weights it stands upon, so that nothing of the encoder is stored again
