@@ -846,8 +846,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Args:
             candidates: as for `transform`.
-            windows: how many windows to calibrate on, drawn by the model's seed. 200 rank as well as 500 (see
-                `tests/benchmarks/README.md`).
+            windows: how many windows to calibrate on, drawn by the model's seed.
 
         Raises:
             ValueError: for a model that OpenVINO cannot compute, for too few windows, or if int8 changes their ranking

@@ -37,7 +37,7 @@ def split_of(folder: Path, split: str) -> str | None:
 
 def results_of(folder: Path, to: Path, args: argparse.Namespace) -> dict[str, pd.DataFrame]:
     """Return the results in both precisions, with windows."""
-    files = {name: to / f"{folder.name}-{name}.pkl" for name in ("float32", "int8")}
+    files = {name: to / f"{folder.name}-{name}.jsonl.gz" for name in ("float32", "int8")}
     if not all(file.is_file() for file in files.values()):
         dataset = pt.get_dataset(f"longdoc:folder:{folder}")
         with tempfile.TemporaryDirectory() as scratch:
@@ -50,9 +50,11 @@ def results_of(folder: Path, to: Path, args: argparse.Namespace) -> dict[str, pd
         model = ld.MaxP.load("longdoc:maxp", dtype="float32", explain=True, preselect=ld.BM25Windows(args.windows))
         for name, scorer in (("float32", model), ("int8", model.quantize(dev))):
             if not files[name].is_file():
-                scorer(candidates).to_pickle(files[name])
+                scorer(candidates).to_json(files[name], orient="records", lines=True)
                 print(f"{folder.name} {name}: {scorer.coverage.windows} windows", flush=True)
-    return {name: pd.read_pickle(file) for name, file in files.items()}
+    return {
+        name: pd.read_json(file, lines=True, dtype=dict.fromkeys(("qid", "docno"), str)) for name, file in files.items()
+    }
 
 
 def row_of(folder: Path, results: dict[str, pd.DataFrame]) -> dict[str, Any]:
