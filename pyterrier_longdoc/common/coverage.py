@@ -50,7 +50,7 @@ def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
 
 @dataclass
 class Coverage:
-    """How much was read of the texts of a run, a sum of `Reading`s, and how many tokens the backbone computed for it.
+    """How much was read of the texts of a run, and how many tokens the backbone computed: a sum of `Reading` rows.
 
     Two coverages are equal if the same text was read; how it was computed may differ.
 
