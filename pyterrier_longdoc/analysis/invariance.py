@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import changed
 from ..common.caches import forget_embeddings
 from ..common.frames import field_names, window_fields
 from ..modelling.backbones.architectures import use_attention
@@ -149,7 +150,7 @@ def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
     sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
     if getattr(model, "is_external", False):
         sizes.remove("max_batch_tokens")
-    with _changed(model, **dict.fromkeys(sizes, sys.maxsize)):
+    with changed(model, **dict.fromkeys(sizes, sys.maxsize)):
         return _row_scores(model, frame, int(np.argmax(lengths)))
 
 
@@ -157,7 +158,7 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
     missing = [name for name in attributes if not hasattr(model, name)]
     if missing:
         return f"{type(model).__name__} has no {', '.join(missing)}"
-    with _changed(model, **attributes):
+    with changed(model, **attributes):
         try:
             if isinstance(model, CrossEncoder):
                 model.check()
@@ -187,19 +188,6 @@ def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -
 
 
 @contextmanager
-def _changed(model: Any, **attributes: Any) -> Iterator[None]:
-    """Change attributes of a model for a while."""
-    old = {name: getattr(model, name) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(model, name, value)
-        yield
-    finally:
-        for name, value in old.items():
-            setattr(model, name, value)
-
-
-@contextmanager
 def _in_float32(model: Any) -> Iterator[None]:
     """Use float32 where the machine chooses the precision, and no stored scores; afterwards restore the model."""
     try:
@@ -209,7 +197,7 @@ def _in_float32(model: Any) -> Iterator[None]:
                 attributes |= {"score_cache": None} if "score_cache" in attributes else {}
                 if not getattr(part, "is_external", False) and getattr(part, "dtype", "") in (None, "fastest"):
                     attributes["dtype"] = "float32"
-                stack.enter_context(_changed(part, **attributes))
+                stack.enter_context(changed(part, **attributes))
             yield
     finally:
         forget_embeddings()  # made by other implementations of attention

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -217,3 +218,16 @@ def check_seeds(seeds: Any) -> None:
     are_whole = all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers)
     if not numbers or not are_whole or len(set(numbers)) < len(numbers):
         raise ValueError(f"seeds={seeds!r} must be a list of different whole numbers, e.g. [0, 1, 2]")
+
+
+@contextmanager
+def changed(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Change attributes of an object for a while."""
+    old = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in old.items():
+            setattr(owner, name, value)

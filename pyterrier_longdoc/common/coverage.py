@@ -164,16 +164,6 @@ class Coverage:
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
-    def empties(self, columns: str) -> str:
-        """Return how many rows have no text (in these columns), or no query, in words; "" if all have both."""
-        parts = []
-        if self.rows_without_text:
-            parts.append(f"{self.rows_without_text} of {self.rows} rows have no text ({columns})")
-        if self.rows_without_query:
-            columns_of_query = f"column 'query', of {self.queries_empty} qids"
-            parts.append(f"{self.rows_without_query} of {self.rows} rows have no query ({columns_of_query})")
-        return ", ".join(parts)
-
     def __str__(self) -> str:
         parts = [
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "

@@ -67,4 +67,5 @@ def in_parallel(
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             errors.append(error)
             stop.set()
-            raise errors[0]  # noqa: B904 - others were cancelled because of it
+    # Outside "except": inside it this error would carry another one, which may hold a request and its key.
+    raise errors[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import changed
 from ..common.files import write_lines
 from ..common.frames import as_strings, labels_of, texts_of, window_fields, with_windows_in
 from ..common.presentation import Presented
@@ -258,15 +261,14 @@ def _all_models(pipeline: pt.Transformer) -> list[Any]:
 
 
 def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
-    """Return the pipeline's results, with the columns of `explain`."""
-    explaining = {model: model.explain for model in _all_models(pipeline) if hasattr(model, "explain")}
-    try:
-        for model in explaining:
-            model.explain = True
+    """Return the results with the columns of `explain`. The models stay as they were, and give no warning."""
+    trial = {"explain": True, "coverage": None, "warned": set[str]()}
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for model in (model for model in _all_models(pipeline) if hasattr(model, "explain")):
+            own = {name: value for name, value in trial.items() if hasattr(model, name)}
+            stack.enter_context(changed(model, **own))
         return pipeline.transform(topic.copy())
-    finally:
-        for model, explain in explaining.items():
-            model.explain = explain
 
 
 def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -173,7 +173,7 @@ class WindowEncoder(nn.Module):
         inputs, counts = [one for pair in pairs for one in pair.windows], [len(pair.windows) for pair in pairs]
         if needs == "cls":
             return to_dense(self.vectors(inputs, coverage), counts)
-        order = by_length(inputs)
+        order = by_length(map(len, inputs))
         query_collector = QueryCollector(inputs, counts, self.settings.device)
         match_collector = None if match is None else MatchCollector(inputs, counts, match, query_collector)
         if match_collector is not None:
@@ -194,7 +194,7 @@ class WindowEncoder(nn.Module):
         """Return the `(V, H)` fp32 vectors of inputs; without gradients equal inputs share one."""
         # Dropout makes equal inputs differ.
         unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
-        order, vectors = by_length(unique), []
+        order, vectors = by_length(map(len, unique)), []
         for _, batch, states in self.passes(unique, order, coverage):
             vectors.append(self._vectors(states[-1], batch.mask))
         return torch.cat(vectors)[torch.tensor(order).argsort()[numbers]].float()
@@ -204,7 +204,7 @@ class WindowEncoder(nn.Module):
     ) -> list[torch.Tensor]:
         """Return V tensors `(T, H)`, the last layer's states in fp32 of real tokens, or of those in `kept`."""
         states: dict[int, torch.Tensor] = {}
-        for rows, batch, encoded in self.passes(inputs, by_length(inputs), coverage):
+        for rows, batch, encoded in self.passes(inputs, by_length(map(len, inputs)), coverage):
             for row, state, real in zip(rows, encoded[-1].float(), batch.mask, strict=True):
                 length = len(inputs[row])
                 chosen = real[:length] if kept is None else torch.from_numpy(kept[row]).to(real.device)
@@ -338,18 +338,20 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def by_length(inputs: Sequence[Input]) -> list[int]:
-    """Return the numbers of inputs, the shortest first."""
-    return sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
+def by_length(lengths: Iterable[int]) -> list[int]:
+    """Return the places of lengths, the shortest first."""
+    known = list(lengths)
+    return sorted(range(len(known)), key=known.__getitem__)
 
 
 def distinct(inputs: Sequence[Input]) -> tuple[Sequence[Input], list[int]]:
     """Return the distinct inputs, and for each input its number among them."""
+    keys = {one: one.key for one in dict.fromkeys(inputs)}  # a reader may give one object several times
     numbers: dict[bytes, int] = {}
     unique: list[Input] = []
     found = []
     for one in inputs:
-        number = numbers.setdefault(one.key, len(numbers))
+        number = numbers.setdefault(keys[one], len(numbers))
         if number == len(unique):
             unique.append(one)
         found.append(number)

@@ -219,6 +219,14 @@ class Encoded:
         return single_windows, self.mask
 
 
+def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return B tensors `(n, H)` as a padded one, `(B, n, H)` with n at least 1, and its `(B, n)` mask."""
+    lengths = torch.tensor(list(map(len, states)), device=states[0].device)
+    rows = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, max(0, 1 - rows.shape[1])))
+    return rows, torch.arange(rows.shape[1], device=rows.device) < lengths.unsqueeze(1)
+
+
 def to_dense(vectors: torch.Tensor, counts: Sequence[int]) -> Encoded:
     """Turn `(V, H)` vectors, those of a document next to each other, into `(B, N, H)` ones and their mask."""
     num_windows = torch.tensor(counts, device=vectors.device)  # (B,)

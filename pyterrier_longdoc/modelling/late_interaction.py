@@ -22,8 +22,8 @@ from ..common.coverage import Coverage
 from .aggregators import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 from .backbones.load import Backbone, build_backbone, load_encoder
 from .devices import current_dtype
-from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
-from .inputs import Encoded, Input, Inputs, Settings, to_dense
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, by_length, distinct
+from .inputs import Encoded, Input, Inputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .readers.base import NOTHING, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
@@ -98,16 +98,9 @@ class SeparateEncoder(WindowEncoder):
 
     def batch_by_length(self, lengths: Sequence[int], make: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
         """Return `(V, E)` vectors of V inputs; `make` gets the numbers of inputs, in batches of like length."""
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        order = by_length(lengths)
         vectors = torch.cat([make(rows) for rows in self.divide([lengths[i] for i in order], order)])
         return vectors[torch.tensor(order, device=vectors.device).argsort()]
-
-
-def padded_states(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return states as one padded `(B, n, E)` tensor, and their `(B, n)` mask."""
-    lengths = torch.tensor([len(state) for state in states], device=states[0].device)
-    padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
-    return padded, torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
 
 
 @dataclass(eq=False)
@@ -199,7 +192,7 @@ class LateReader(SeparateReader):
     def part(self, states: Sequence[torch.Tensor], side: int) -> Part:
         """Return the states of separate queries (side 0) or windows, padded before the last special tokens."""
         suffix_size = len((self.query_specials, self.specials)[side].suffix)
-        content, mask = padded_states([state[: len(state) - suffix_size] for state in states])
+        content, mask = padded([state[: len(state) - suffix_size] for state in states])
         missing = max(0, self.part_size(0, side) - suffix_size - content.shape[1]) if self.sizes[side] else 0
         suffix = torch.stack([state[len(state) - suffix_size :] for state in states])
         vectors = torch.cat([nn.functional.pad(content, (0, 0, 0, missing)), suffix], 1)

@@ -55,9 +55,9 @@ class TokenBackbone(Backbone):
 
 def build_token_backbone(description: dict[str, Any], tokenizer: Any) -> TokenBackbone:
     """Return the modules that `TokenBackbone.describe` described, with random weights, for strict loading."""
-    values = description["options"]["vectors"] or {}
-    known = {name: value for name, value in values.items() if name != "side"}  # which former versions wrote
-    return TokenBackbone(**vars(build_backbone(description, tokenizer)), vectors=TokenVectors(**known))
+    options = dict(description["options"])
+    vectors = TokenVectors(**options.pop("vectors"))
+    return TokenBackbone(**vars(build_backbone({**description, "options": options}, tokenizer)), vectors=vectors)
 
 
 def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> TokenBackbone:
@@ -70,6 +70,17 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
     # The last steps of a cross-encoder expect a state that depends on the query.
     parts = vars(backbone) | {"representation": projection, "final": None, "pooling": "cls"}
     return TokenBackbone(**parts, vectors=vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Compared(Encoded):
+    """Documents after the comparison: `cls (P, N, Q)` has each query vector's maximum in each window.
+
+    Attributes:
+        places: `(P, N, Q)` in which vector of the window each maximum is.
+    """
+
+    places: torch.Tensor = field(kw_only=True)
 
 
 class MaxSimReader(SeparateReader):
@@ -151,12 +162,8 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Comparison.
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
-        """Compare P queries and documents: `cls (P, N, Q)` has each query vector's maximum in each window."""
-        return self._compared(pairs, coverage)[0]
-
-    def _compared(self, pairs: Sequence[Inputs], coverage: Coverage | None) -> tuple[Encoded, torch.Tensor]:
-        """Return the maxima, and in which vector of a window each is, `(P, N, Q)`."""
+    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
+        """Compare P queries and documents."""
         counts = [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")
         windows = iter(self.states([one for pair in pairs for one in pair.windows], coverage))
@@ -169,14 +176,13 @@ class MaxSimEncoder(SeparateEncoder):
             to_dense(torch.cat([nn.functional.pad(p, (0, width - p.shape[1])) for p in parts]), counts)
             for parts in zip(*found, strict=True)
         )
-        return maxima, places.cls
+        return Compared(maxima.cls, maxima.mask, places=places.cls)
 
     # Explanation.
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[Inputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
         """Return for each pair each query token, the characters of its maximum, and its part in the score."""
         windows = head.token_windows(encoded)  # (P, Q)
-        _, places = self._compared(pairs, None)
         explanations: list[dict[str, Any]] = []
         for i, pair in enumerate(pairs):
             query = pair.query_input
@@ -185,7 +191,8 @@ class MaxSimEncoder(SeparateEncoder):
             )
             row: list[tuple[str, int, int, float]] = []
             for j, (name, n) in enumerate(zip(names, windows[i].tolist(), strict=False)):
-                row.append((name, *self._characters(pair, n, int(places[i, n, j])), float(encoded.cls[i, n, j])))
+                place, part = int(encoded.places[i, n, j]), float(encoded.cls[i, n, j])
+                row.append((name, *self._characters(pair, n, place), part))
             parts = [(token, part) for token, _, _, part in row]
             explanations.append({"term_scores": parts, "extra": {"term_places": row}})
         return explanations

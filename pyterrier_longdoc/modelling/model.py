@@ -89,7 +89,6 @@ class Model(nn.Module):
         weight_arguments: the arguments that the weights depend on.
 
     Attributes:
-        settings: what is read and how it is computed.
         ready: whether the scores make sense without training.
         trained: whether the weights are from `fit` or `load`, so that they must not be lost.
         started: whether the weights are from another model: then `fit` goes on from them silently.
@@ -163,10 +162,14 @@ class Model(nn.Module):
     def use(self, settings: Settings) -> None:
         """Read and compute by these settings from now on; the weights move to their device."""
         self.encoder.use(settings, self.head.needs)
-        self.settings = settings
         self.to(settings.device)
         if self.encoder.computed_in == (None, None):
             self.double()  # so that a single window's score is the scorer's
+
+    @property
+    def settings(self) -> Settings:
+        """What is read and how it is computed."""
+        return self.encoder.settings
 
     @property
     def reader(self) -> Reader:
@@ -214,7 +217,7 @@ class Model(nn.Module):
         on_block: OnBlock | None = None,
     ) -> Scored:
         """Score R rows for inference; `on_block` is called after each block, for callers that store scores."""
-        scored = Scored(len(texts), self._new_coverage())
+        scored = Scored(len(texts), self.new_coverage())
         table: list[Reading] = []
         self.encoder.refresh()
         watched = on_block is not None or not getattr(bar, "disable", True)
@@ -242,12 +245,13 @@ class Model(nn.Module):
 
     def coverage_of(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return what `score` of these rows would read, without encoding anything."""
-        coverage = self._new_coverage()
+        coverage = self.new_coverage()
         self.encoder.refresh()
         coverage.add([pair.row for _, pairs in self.walk(queries, texts, bar=bar) for pair in pairs])
         return coverage
 
-    def _new_coverage(self) -> Coverage:
+    def new_coverage(self) -> Coverage:
+        """Return the coverage of a run before its first text."""
         dtype, runtime = self.encoder.computed_in
         return Coverage(dtype=dtype, runtime=runtime)
 

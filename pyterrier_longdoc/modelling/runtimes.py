@@ -192,7 +192,7 @@ def converted(backbone: Any, names: tuple[str, ...]) -> Any:
     openvino = import_extra("openvino", "openvino", "runtime='openvino' needs OpenVINO")
     example = _example(backbone, names, 2, 16)
     with _as_exports_need_it():
-        graph = openvino.convert_model(_ByPosition(backbone, names), example_input=tuple(example.values()))
+        graph = openvino.convert_model(ByPosition(backbone, names), example_input=tuple(example.values()))
     graph.reshape({port: openvino.PartialShape([-1, -1]) for port in range(len(names))})
     return graph
 
@@ -209,7 +209,7 @@ def compiled(graph: Any, dtype: torch.dtype) -> Form:
     return lambda inputs: torch.from_numpy(model.infer_new_request([v.numpy() for v in inputs.values()])[0])
 
 
-class _ByPosition(nn.Module):
+class ByPosition(nn.Module):
     """A backbone with inputs by position and a tensor as output, as exports need it."""
 
     def __init__(self, backbone: Any, names: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..common.coverage import Coverage
 from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder
-from .inputs import Encoded, Inputs, Matches, QueryStates, Settings, to_dense
+from .inputs import Encoded, Inputs, Matches, QueryStates, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .word_vectors import WordBackbone, build_word_backbone
 
@@ -82,13 +82,13 @@ class TKLEncoder(WindowEncoder):
     ) -> Encoded:
         """Contextualise P queries and documents, each distinct one once, and match them; windows have no vectors."""
         queries = [pair.query.ids for pair in pairs]
-        documents = [[pair.text.read(span) for span in pair.spans] for pair in pairs]
+        documents = [[window.ids[slice(*window.content)] for window in pair.windows] for pair in pairs]
         query_parts = [(Context(ids, 0, len(ids), 0),) for ids in queries]
         query_states = self._joined(query_parts, coverage)
         document_states = self._joined(list(map(self._with_neighbours, documents)), coverage)
 
-        query, query_mask = _padded(query_states)  # (P, Q, H), (P, Q)
-        document, document_mask = _padded(document_states)  # (P, D, H), (P, D)
+        query, query_mask = padded(query_states)  # (P, Q, H), (P, Q)
+        document, document_mask = padded(document_states)  # (P, D, H), (P, D)
         numbers = [np.repeat(np.arange(len(windows)), list(map(len, windows))) for windows in documents]
         window = _integers(numbers, document_mask).masked_fill(~document_mask, -1)
         matches = None
@@ -156,14 +156,6 @@ def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
     steps = torch.arange(scales, device=positions.device) * (-math.log(10000.0) / max(1, scales - 1))
     angles = positions.unsqueeze(-1) * steps.exp()
     return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2))
-
-
-def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return padded `(B, n, H)` states and their mask; n is at least 1."""
-    lengths = torch.tensor(list(map(len, states)), device=states[0].device)
-    padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
-    padded = nn.functional.pad(padded, (0, 0, 0, max(0, 1 - padded.shape[1])))
-    return padded, torch.arange(padded.shape[1], device=lengths.device) < lengths.unsqueeze(1)
 
 
 def _integers(rows: Sequence[np.ndarray], mask: torch.Tensor) -> torch.Tensor:

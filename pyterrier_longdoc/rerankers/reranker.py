@@ -18,6 +18,7 @@ import torch
 from ..common.arguments import (
     argument,
     arguments_of,
+    changed,
     changed_names,
     check_checkpoint,
     check_roles,
@@ -800,11 +801,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         def validate() -> float:
             # No later run has these weights: their scores need no place in the cache.
             # Each validation has other weights, which are not worth an export.
-            runtime, self.runtime, self._validating = self.runtime, "torch", True
-            try:
+            with changed(self, runtime="torch", _validating=True):
                 return evaluate(self.transform(results), qrels, metric)
-            finally:
-                self.runtime, self._validating = runtime, False
 
         return validate, queries
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.coverage import Coverage, Reading, Scored
+from ..common.coverage import Reading, Scored
 from ..common.frames import Text, as_document
 from ..common.store import Key, Store
 from ..modelling.model import Model
@@ -53,14 +53,9 @@ def score_with_cache(
             entries.update(block)
 
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
-    dtype, runtime = model.encoder.computed_in
-    coverage = Coverage(
-        dtype=dtype,
-        runtime=runtime,
-        tokens_encoded=fresh.tokens_encoded,
-        tokens_computed=fresh.tokens_computed,
-        windows_cut=fresh.windows_cut,
-    )
+    coverage = model.new_coverage()
+    coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
+    coverage.windows_cut = fresh.windows_cut
     rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, queries, strict=True)}
     coverage.add(rows.values())
     scored = Scored(len(keys), coverage)

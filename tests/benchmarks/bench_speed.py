@@ -48,7 +48,7 @@ from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import has_bfloat16
-from pyterrier_longdoc.modelling.runtimes import Form, Inputs, compiled, converted
+from pyterrier_longdoc.modelling.runtimes import ByPosition, Form, Inputs, compiled, converted
 from pyterrier_longdoc.modelling.tokens import tokenize
 
 CPU = torch.device("cpu")
@@ -200,18 +200,10 @@ def onnx_form(encoder: Any, batches: list[Inputs], precision: str) -> Form:
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    class ByPosition(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = encoder
-
-        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-            return self.encoder(**dict(zip(NAMES, tensors, strict=True))).last_hidden_state
-
     with tempfile.TemporaryDirectory() as scratch:
         file, int8 = str(Path(scratch, "float32.onnx")), str(Path(scratch, "int8.onnx"))
         torch.onnx.export(
-            ByPosition(),
+            ByPosition(encoder, NAMES),
             tuple(batches[0][name] for name in NAMES),
             file,
             input_names=list(NAMES),

@@ -75,3 +75,16 @@ def test_an_error_of_the_work_itself_ends_all(error):
 
     with pytest.raises(error, match="no such document"):
         in_parallel(wrong, range(5), 2)
+
+
+def test_the_first_error_does_not_carry_a_later_one():
+    stop = threading.Event()
+
+    def work(item, together):
+        if item == "late":
+            stop.wait(10)
+        raise BackendError(item)
+
+    with pytest.raises(BackendError, match="first") as caught:
+        in_parallel(work, ["late", "first"], 2, stop=stop)
+    assert caught.value.__context__ is None

@@ -119,7 +119,7 @@ def test_windows_are_those_of_explain(results, systems):
 def test_systems_are_left_as_they_were(results, systems, tmp_path):
     model = make("MaxP", score_cache=tmp_path / "scores.sqlite", max_windows=1)
     results.why("1", {"MaxP": FIRST >> model})
-    assert not model.explain
+    assert (model.coverage, model.explain, model.warned) == (None, False, set())
     assert not (tmp_path / "scores.sqlite").exists()
 
 
@@ -194,8 +194,8 @@ def test_models_of_cross_validation_tell_their_windows(results):
     folds = FoldModels([one, other], [["1", "q0"], ["2", "q1", "q2"]], CANDIDATES)
     for qid in ("1", "q1"):
         assert len(results.why(qid, {"MaxP": FIRST >> folds}).windows)
-    assert not one.explain
-    assert not other.explain
+    for each in (one, other):
+        assert (each.explain, each.warned) == (False, set())
 
 
 def test_scores_that_are_kept_elsewhere_have_no_windows(results):

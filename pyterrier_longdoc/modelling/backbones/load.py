@@ -312,9 +312,7 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     """Return the modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
     # How attention is computed depends on the machine, not on the weights; by a name of the hub it would be code there.
     values = {name: value for name, value in description["config"].items() if "attn_implementation" not in name}
-    given = {**description.get("options", {}), "attn_implementation": None}
-    given.pop("vectors", None)  # MaxSim's
-    options = BackboneOptions(**given)
+    options = BackboneOptions(**{**description.get("options", {}), "attn_implementation": None})
     if isinstance(options.template, dict):
         options = replace(options, template=Template(**options.template))
     family, classifies = values.pop("model_type"), description["cross_encoder"]

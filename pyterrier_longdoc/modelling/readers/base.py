@@ -211,20 +211,22 @@ class Reader(ABC):
 
     def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
         """Return the inputs of P pairs, with their windows, and how much is read of each."""
+        pairs = zip(queries, texts, self.cut(queries, texts), strict=True)
+        return [self.read_pair(query, text, document, spans) for query, text, (document, spans) in pairs]
+
+    def cut(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
+        """Return what is read of the text of each of P pairs, and its windows."""
         settings = self.settings
         limit = settings.max_doc_len or sys.maxsize
         heads = {text: text.head(limit) for text in dict.fromkeys(texts)}
         documents = [heads[text] for text in texts]
         if settings.preselect is None:
             spans_of = {document: self.windows(document) for document in heads.values()}
-            cuts = [(document, spans_of[document]) for document in documents]
-        else:
-            # The model of a selector has its own precision.
-            with torch.autocast(settings.device.type, enabled=False):
-                words = settings.layout.read([query.text for query in queries])
-                cuts = settings.preselect.cut(words, documents, self.windows)
-        pairs = zip(queries, texts, cuts, strict=True)
-        return [self.read_pair(query, text, document, spans) for query, text, (document, spans) in pairs]
+            return [(document, spans_of[document]) for document in documents]
+        # The model of a selector has its own precision.
+        with torch.autocast(settings.device.type, enabled=False):
+            words = settings.layout.read([query.text for query in queries])
+            return settings.preselect.cut(words, documents, self.windows)
 
     def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
         """Return the inputs of a query and the windows of a document, which is what is read of a text."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..inputs import Input, Inputs, Query, Settings
 from ..templates import prefix_tokens
-from ..tokens import Span, TokenizedText
+from ..tokens import TokenizedText
 from ..windows import Windows
 from .base import NOTHING, Reader, Specials
 
@@ -75,10 +75,25 @@ class SeparateReader(Reader):
         """Return the input of a query."""
         return self.query_specials.around(NOTHING, query)
 
-    def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
-        windows = [self.assemble(NOTHING, self.content(document, span)) for span in spans]
-        row = self.row(query, text, document, spans)
-        return Inputs(query, document, spans, windows, row, self.assemble_query(query.ids))
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+        """See the base class; each query and each window of a text is assembled once, for all its pairs."""
+        cuts = self.cut(queries, texts)
+        query_inputs = {query: self.assemble_query(query.ids) for query in dict.fromkeys(queries)}
+        windows = {
+            window: self.assemble(NOTHING, self.content(*window))
+            for window in dict.fromkeys((document, span) for document, spans in cuts for span in spans)
+        }
+        return [
+            Inputs(
+                query,
+                document,
+                spans,
+                [windows[document, span] for span in spans],
+                self.row(query, text, document, spans),
+                query_inputs[query],
+            )
+            for query, text, (document, spans) in zip(queries, texts, cuts, strict=True)
+        ]
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "specials": [asdict(self.query_specials), asdict(self.specials)]}
