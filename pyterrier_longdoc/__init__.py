@@ -24,7 +24,7 @@ _PUBLIC = {
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
-    "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
+    "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows", "WordEmbeddingWindows"],
     "common.arguments": ["argument"],
     "modelling.heads": ["Head"],
     "modelling.windows": [

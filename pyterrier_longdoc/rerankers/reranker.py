@@ -110,8 +110,9 @@ class Reranker(Presented, pt.Transformer):
         max_windows: keep at most this many windows of a document; None keeps all.
         selection: which windows to keep: `"first"` or `"first_last_random"` (PARADE's choice).
         preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`: a
-            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `MaxSimWindows`, `CrossEncoderWindows` or `KeyBlocks`. It
-            chooses among the windows that `max_windows` leaves, in `fit`, too. None reads all.
+            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `MaxSimWindows`, `CrossEncoderWindows`,
+            `WordEmbeddingWindows` or `KeyBlocks`. It chooses among the windows that `max_windows` leaves, in `fit`,
+            too. None reads all.
         max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
         max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits next to
             windows of a given size in the backbone's longest input, or in a quarter of it if windows have no given size

@@ -3,13 +3,18 @@
     python tests/benchmarks/bench_selection.py [--topics 100] [--depth 20] [--k 1 2 3 5] [--threads 2]
     python tests/benchmarks/bench_selection.py --collection PATH/time --topics 0
     python tests/benchmarks/bench_selection.py --model longdoc:parade-attn --cross-encoder SMALLER
+    python tests/benchmarks/bench_selection.py --gold PATH/medquad [--topics 200] [--scored 60] [--k 3]
 
 Reranks BM25's top documents among those with more than `--min-tokens` tokens, and judges by the relevant ones among
 these. Documents/s are those of one `transform` with everything loaded and nothing remembered, the best of `--rounds`;
 "embedding, indexed" has the windows' embeddings from an earlier run. The change in nDCG@10 against all windows has a
 p-value (paired t-test, corrected by Holm over the table). `longdoc:docstrings-*` and the bi-encoder of the default are
-equally large: on so small a model, selection by embeddings that are not indexed cannot save time. Needs the extra
-`demo`.
+equally large: on so small a model, selection by embeddings that are not indexed cannot save time.
+
+`--gold` compares the selectors that compute no layer of a model on dev questions with gold text: how often a right
+document's best window, or one of its best three, overlaps the gold text, with the paired difference from BM25Windows
+and its 95 % interval; and nDCG@10 of the first `--scored` questions when the model reads the best `k` windows of BM25's
+ten best documents, with the CPU seconds of selection and model together. Needs the extra `demo`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import argparse
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +70,12 @@ def settings(args: argparse.Namespace) -> dict[tuple[str, str], Any]:
     """Preselections by the names of their rows."""
     import pyterrier_longdoc as ld
 
-    makers: dict[str, Any] = {"first": ld.FirstK, "bm25": ld.BM25Windows}
+    words = load("longdoc:maxp", args.device)
+    makers: dict[str, Any] = {
+        "first": ld.FirstK,
+        "bm25": ld.BM25Windows,
+        "word embeddings": lambda k: ld.WordEmbeddingWindows(k, words),
+    }
     if args.encoder != "none":
         encoder = ld.BiEncoder(args.encoder, device=args.device)
         makers["embedding"] = makers["embedding, indexed"] = lambda k: ld.EmbeddingWindows(k, encoder)
@@ -100,6 +111,48 @@ def timed(model: Any, found: Any, rounds: int, *, indexed: bool) -> tuple[Any, f
     return out, min(times)
 
 
+def gold(args: argparse.Namespace, model: Any) -> None:
+    """Prints evidence@1 and @3 of selectors on dev questions, and nDCG@10 of the model over the windows they choose."""
+    from ir_measures import nDCG
+
+    import pyterrier_longdoc as ld
+    from pyterrier_longdoc.modelling.tokens import tokenize
+    from tests.benchmarks import questions
+
+    asked = questions.Questions(Path(args.gold), "dev", args.topics)
+    rows = asked.placed[["qid", "docno"]].drop_duplicates().merge(asked.topics, on="qid")
+    rows["text"] = rows["docno"].map(asked.texts)
+    texts = tokenize(model.model.tokenizer, rows["text"].tolist(), offsets=True)
+    spans = list(map(model.make_windows(), texts))
+    windows = sum(map(len, spans)) / len(spans)
+    print(f"{Path(args.gold).name}: {len(asked.topics)} questions, {windows:.0f} windows a document")
+    places = [list(map(text.characters, windows)) for text, windows in zip(texts, spans, strict=True)]
+    scored = asked.topics.head(args.scored)
+    found = questions.candidates(asked.texts, scored, 10)
+    selectors = {
+        "BM25Windows": ld.BM25Windows,
+        "WordEmbeddingWindows": partial(ld.WordEmbeddingWindows, model=load(args.model, None)),
+    }
+    chosen, runs = {}, {"BM25": found}
+    for name, of in selectors.items():
+        selector = of(max(args.k))
+        selector.scores(["a"], texts[:1], spans[:1])  # loads everything
+        begin = time.process_time()
+        scores = selector.scores(rows["query"].tolist(), texts, spans)
+        per_document = 1000 * (time.process_time() - begin) / len(rows)
+        chosen[name] = rows.assign(window_spans=places, window_scores=scores)
+        model.preselect = selector
+        begin = time.process_time()
+        runs[name] = model.transform(found)
+        print(f"{name}: {per_document:.1f} ms a document; {time.process_time() - begin:.0f} CPU s with {args.model}")
+    evidence = ld.evidence_recall(chosen, asked.placed)
+    print(evidence.table.round(3).to_string(index=False))
+    columns = ["name", "reference", "measure", "difference", "low", "high", "p-value"]
+    print(evidence.comparisons[columns].round(3).to_string(index=False))
+    result = ld.Experiment(runs, scored, asked.qrels, [nDCG @ 10], baseline="BM25Windows")
+    print(result.means.round(4).to_string(), result.comparisons[columns].round(4).to_string(index=False), sep="\n")
+
+
 def main() -> None:
     """Prints the table of one model on one collection."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,6 +164,8 @@ def main() -> None:
     parser.add_argument("--model", default="longdoc:maxp", help="a saved model of several windows")
     parser.add_argument("--encoder", default="longdoc:minilm-l6", help="of the bi-encoder; 'none' leaves it out")
     parser.add_argument("--cross-encoder", help="a small one that selects: a saved model, or any checkpoint")
+    parser.add_argument("--gold", help="folder of a collection with gold text and splits: compare the choices with it")
+    parser.add_argument("--scored", type=int, default=60, help="questions with --gold that the model reads windows for")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int, help="of torch")
@@ -124,6 +179,9 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", message=".*did not read ")
     model = load(args.model, args.device)
+    if args.gold:
+        gold(args, model)
+        return
     topics, found, qrels = candidates(args, model.model.tokenizer)
     print(f"{args.model}: {len(topics)} topics, {len(found)} documents of more than {args.min_tokens} tokens")
     runs, rows = {}, []

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.spatial.distance import cosine
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.model import Model
@@ -29,7 +30,7 @@ pytestmark = QUIET
 FILLER = "the cat and the bird walk to the river in the rain and sing by the old tree"  # 18 words
 GOLD = "a red fish"
 LONG = " ".join([FILLER] * 5 + [GOLD] + [FILLER] * 4)
-SELECTORS = ("FirstK", "BM25Windows", "EmbeddingWindows", "CrossEncoderWindows")
+SELECTORS = ("FirstK", "BM25Windows", "EmbeddingWindows", "CrossEncoderWindows", "WordEmbeddingWindows")
 REPRESENTATIVE = ("MaxP", "Birch", "PARADE-query", "CEDR-knrm", "LateIR", "BiEncoder-max")
 """Windows in tokens and in sentences, heads of vectors, of query states and of matches, and windows encoded apart."""
 
@@ -41,8 +42,8 @@ def selector(cross_encoder, plain_encoder):
     def of(name, k):
         if name == "EmbeddingWindows":
             return ld.EmbeddingWindows(k, ld.BiEncoder(plain_encoder, max_query_len=8, window_size=30, stride=30))
-        if name == "CrossEncoderWindows":
-            return ld.CrossEncoderWindows(k, ld.FirstP(cross_encoder, max_query_len=8))
+        if name in ("CrossEncoderWindows", "WordEmbeddingWindows"):
+            return getattr(ld, name)(k, ld.FirstP(cross_encoder, max_query_len=8))
         return getattr(ld, name)(k)
 
     return of
@@ -157,6 +158,19 @@ def test_every_family_reads_the_best_windows(name, cross_encoder):
     assert with_all.tolist() == model(results)["score"].tolist()
 
 
+def similarities(model, query, passages):
+    """Returns for each passage the sum of the query tokens' best cosines, weighted by their rarity in the passages."""
+    weights = model.encoder.backbone.get_input_embeddings().weight.detach().numpy()
+    tokens_of = [model.tokenizer(passage, add_special_tokens=False)["input_ids"] for passage in passages]
+    scores = np.zeros(len(passages))
+    for token in model.tokenizer(query, add_special_tokens=False)["input_ids"]:
+        having = sum(token in tokens for tokens in tokens_of)
+        rarity = math.log(1 + (len(passages) - having + 0.5) / (having + 0.5))
+        for number, tokens in enumerate(tokens_of):
+            scores[number] += rarity * max(1 - cosine(weights[token], weights[other]) for other in tokens)
+    return scores
+
+
 @pytest.mark.parametrize("name", SELECTORS)
 def test_each_selector_keeps_what_its_method_scores_best(name, selector, cross_encoder):
     model = make("MaxP", cross_encoder, explain=True)
@@ -165,6 +179,8 @@ def test_each_selector_keeps_what_its_method_scores_best(name, selector, cross_e
     chosen = selector(name, 3)
     if name in ("EmbeddingWindows", "CrossEncoderWindows"):
         scores = chosen.model(frame("red fish", *passages))["score"].round(5).to_numpy()
+    elif name == "WordEmbeddingWindows":
+        scores = similarities(chosen.model.model, "red fish", passages)
     elif name == "BM25Windows":
         scores = np.array([passage.split().count("red") + passage.split().count("fish") for passage in passages])
     else:
@@ -232,7 +248,7 @@ def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
         chosen = ld.KeyBlocks(selector("CrossEncoderWindows", 2), GreedyChunks(12))
     else:
         chosen = selector(name, 2)
-    if name == "CrossEncoderWindows":
+    if name in ("CrossEncoderWindows", "WordEmbeddingWindows"):
         with torch.no_grad():  # as if it were trained
             chosen.model.model.encoder.backbone.get_input_embeddings().weight.add_(1.0).mul_(-1.0)
     model = make("MaxP", cross_encoder, preselect=chosen)
