@@ -17,100 +17,21 @@ from hypothesis import settings
 
 from pyterrier_longdoc.modelling.heads import base
 
-from .support import other_cpu, reading, terrier, tiny
-
-QUICK = (
-    "test_architecture.py",
-    "analysis/test_estimators.py",
-    "common/test_language.py",
-    "data/test_folder.py",
-    "experiment/test_systems.py",
-    "listwise/test_schedules.py",
-    "modelling/test_heads.py",
-    "modelling/test_windows.py",
-    "papers/test_presets.py",
-    "rerankers/test_models.py",
-    "training/test_losses.py",
-)
-"""What `pytest -m quick` runs before every commit, in half a minute: the layers and, of each sub-package, the file of
-tests that fails first when something is broken. Nothing else is collected."""
-
-OUTSIDE_QUICK = ("slow", "gpu", "hub", "terrier")
+from .support import terrier, tiny
 
 # `--hypothesis-profile=thorough` is for once a week.
 settings.register_profile("few", max_examples=25, deadline=None)
 settings.register_profile("thorough", max_examples=300, deadline=None)
 settings.load_profile("few")
 
-TESTS = Path(__file__).resolve().parent
-
-
-def pytest_addoption(parser) -> None:
-    parser.addoption("--other-cpu", action="store_true", help="every second model has weights that are an ulp larger")
-
-
-def place(path: Path) -> str:
-    """Where a file is below `tests`; "" for another one."""
-    return path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
-
-
-def only_quick(config) -> bool:
-    """Whether the command was `pytest -m quick`."""
-    return config.getoption("markexpr") == "quick"
-
 
 def pytest_configure(config) -> None:
-    if only_quick(config):
-        config.option.doctestmodules = False
     config.addinivalue_line("filterwarnings", "ignore:.* rows have no (text|query)")
 
 
-def pytest_ignore_collect(collection_path, config) -> bool | None:
-    if only_quick(config) and collection_path.name.startswith("test_"):
-        return place(collection_path) not in QUICK
-    return None
-
-
-def pytest_collection_modifyitems(config, items) -> None:
+def pytest_collection_modifyitems(items) -> None:
     # README, pages and notebooks take longest: first, so that no process waits for another one at the end.
-    items.sort(key=lambda item: item.path.parent != TESTS)
-    for item in items:
-        if "terrier_home" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.terrier)
-        if place(item.path) in QUICK and not any(item.get_closest_marker(name) for name in OUTSIDE_QUICK):
-            item.add_marker(pytest.mark.quick)
-    if config.getoption("--other-cpu"):
-        reason = pytest.mark.skip(reason="its subject are bytes")
-        for item in items:
-            if item.get_closest_marker("bytes"):
-                item.add_marker(reason)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def every_second_model(pytestconfig):
-    """What `--other-cpu` asks for."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if pytestconfig.getoption("--other-cpu"):
-            other_cpu.change_models(monkeypatch)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def checkpoints_are_read_once():
-    """Copies of tiny checkpoints in place of further readings; see `support/reading.py`."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        reading.read_once(monkeypatch)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def tests_of_reading_read(request, monkeypatch) -> None:
-    monkeypatch.setattr(reading, "enabled", place(request.path) not in reading.FROM_FILES)
-
-
-@pytest.fixture(autouse=True)
-def first_model() -> None:
-    other_cpu.start_anew()
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +62,7 @@ def plain_encoder() -> str:
 
 @pytest.fixture(scope="session")
 def terrier_home(tmp_path_factory) -> Path:
-    """A folder for PYTERRIER_HOME with links to Terrier's jars; a test that uses it gets the marker `terrier`."""
+    """A folder for PYTERRIER_HOME with links to Terrier's jars; skips the test where there are none, or no Java."""
     return terrier.home(tmp_path_factory.mktemp("pyterrier"))
 
 

@@ -102,14 +102,6 @@ def test_blocks_that_do_not_run_are_python(name):
             compile(code, where, "exec")
 
 
-def test_links_and_named_files_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    assert [link for link in links if not (ROOT / link).exists()] == []
-    text = README + "".join(path.read_text(encoding="utf-8") for path in PAGES.glob("*.rst"))
-    named = set(re.findall(r"`((?:[\w-]+/)*(?:[\w-]+\.(?:py|rst|md|ipynb)|[\w-]+/))`", text))
-    assert [path for path in sorted(named) if not (ROOT / path).exists() and not any(PAGES.parent.rglob(path))] == []
-
-
 def test_no_text_leads_to_a_place_that_only_its_authors_have():
     kinds = {".csv", ".ipynb", ".json", ".md", ".py", ".rst", ".sh", ".svg", ".toml", ".txt", ".yml"}
     folders = (ROOT / name for name in (".github", "notebooks", "pyterrier_longdoc", "tests"))

@@ -151,7 +151,6 @@ def of_sources(checkout: Path) -> tuple[dict[str, float], Lines]:
         "tests, lines of test_*.py": count(checkout, test_files).total,
         "tests, lines of support": count(checkout, [path for path in checked if path not in test_files]).total,
         "tests, lines of benchmarks": count(checkout, sorted((tests / "benchmarks").rglob("*.py"))).total,
-        "lines of features.toml": len((tests / "features.toml").read_text(encoding="utf-8").splitlines()),
         "lines of pages": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in pages),
     }
     return numbers, whole

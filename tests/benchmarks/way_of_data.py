@@ -28,7 +28,8 @@ import torch
 
 import pyterrier_longdoc as ld
 from tests.support import tiny
-from tests.support.imports import PACKAGE
+
+PACKAGE = Path(ld.__file__).parent
 
 
 def entered(call: Callable[[], Any]) -> dict[str, list[str]]:
