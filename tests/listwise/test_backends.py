@@ -1,4 +1,4 @@
-"""What servers do to a run, through the vendors' real clients, and tiny models in this process and behind a server."""
+"""OpenAIBackend and HuggingFaceBackend: errors of servers, keys, and local models."""
 
 from __future__ import annotations
 
@@ -38,16 +38,22 @@ from ..support.memory import misplaced
 pytest.importorskip("openai")
 tenacity = pytest.importorskip("tenacity")
 
-HUGE = pytest.param(10**400, id="huge")
 ORDER = "[3] > [1] > [2]"
 RUN = candidates(documents=3)
 SOON = {"retry-after-ms": "10"}
 QUESTION = [{"role": "user", "content": "x"}]
+HUGE = pytest.param(10**400, id="huge")
+DEEP = b"[" * 10**5 + b"]" * 10**5
 
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("LONGDOC_TEST_KEY", SECRET)
+
+
+@pytest.fixture
+def no_waits(monkeypatch):
+    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
 
 
 def backend_at(url, **options) -> OpenAIBackend:
@@ -62,45 +68,42 @@ def ranked(backend, **options):
     return order(RankGPT(backend, **options)(RUN))
 
 
-def test_a_good_reply():
+# Replies.
+
+
+def test_a_chat_completion_becomes_a_ranking():
     with serving(Answer(completion(ORDER))) as server:
-        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
-        assert ranked(client) == ["d2", "d0", "d1"]
+        assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
     ((path, _, body),) = server.requests
     assert (path, body["model"]) == ("/v1/chat/completions", "tiny")
     assert set(body) - {"model", "messages"} == {"temperature"}
     assert [message["role"] for message in body["messages"]] == ["system", *["user", "assistant"] * 4, "user"]
+
+
+def test_the_usage_of_a_reply_gives_its_cost():
+    with serving(Answer(completion(ORDER))) as server:
+        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
+        ranked(client)
     table = client.ledger.table().iloc[0]
     assert (table["input_tokens"], table["output_tokens"], table["estimated"]) == (100, 10, 0)
     assert client.ledger.cost == pytest.approx((100 * 1.0 + 10 * 10.0) / 1e6)
 
 
-@pytest.mark.parametrize("status", [400, 401])
-def test_what_cannot_get_better_is_asked_once_in_a_run_of_many_queries(status):
-    with serving(Answer(complaint("no"), status)) as server, pytest.raises(BackendError, match="no"):
-        RankGPT(backend_at(server.url), on_failure="keep")(candidates(queries=20, documents=3))
-    assert len(server.requests) == 1
+@pytest.mark.parametrize("count", [HUGE, -5, "many"])
+def test_a_usage_that_is_not_a_number_of_tokens_is_estimated(count):
+    reply = {**completion(ORDER), "usage": {"prompt_tokens": count, "completion_tokens": 10}}
+    with serving(Answer(reply)) as server:
+        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
+        ranked(client)
+    (call,) = client.ledger.calls
+    assert call.estimated
+    assert call.input_tokens > 50
 
 
-def test_what_may_get_better_is_asked_again_so_often():
-    late = Answer(complaint("busy"), 429, headers={"Retry-After": "0.7"})
-    with serving(late, Answer(complaint("busy"), 500, headers=SOON), Answer(completion(ORDER))) as server:
-        start = time.monotonic()
-        assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
-        assert time.monotonic() - start >= 0.7
-    assert len(server.requests) == 3
-    busy = Answer(complaint("busy"), 503, headers=SOON)
-    with serving(busy) as server, pytest.raises(BackendError, match="busy"):
-        ranked(backend_at(server.url, max_retries=2), on_failure="keep")
-    assert len(server.requests) == 3
-
-
-def test_slow_and_absent_servers():
-    with serving(Answer(completion(ORDER), wait=0.6), Answer(completion(ORDER))) as server:
-        assert ranked(backend_at(server.url, timeout=0.3)) == ["d2", "d0", "d1"]
-        assert len(server.requests) == 2
-    with pytest.raises(BackendError, match="APIConnectionError"):
-        ranked(backend_at(server.url, max_retries=0))
+@pytest.mark.parametrize("message", [completion(""), completion(None, refusal="I will not rank these 3.")])
+def test_empty_replies_and_refusals_are_failures(message):
+    with serving(Answer(message)) as server, pytest.raises(UnreadableReplyError):
+        ranked(backend_at(server.url), retries=0)
 
 
 BROKEN = {
@@ -112,16 +115,19 @@ BROKEN = {
     "not UTF-8": Answer(b"\xff\xfe{"),
     "null": Answer(b"null"),
     "no text": Answer(completion({"type": "text"})),
-    "deep": Answer(b"[" * 10**5 + b"]" * 10**5),
+    "deep": Answer(DEEP),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_replies_are_asked_for_again_and_never_a_ranking(kind, monkeypatch):
-    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
+def test_a_broken_reply_is_asked_for_again(kind, no_waits):
     with serving(BROKEN[kind], Answer(completion(ORDER))) as server:
         assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_replies_that_stay_broken_are_an_error_that_names_the_server_without_the_key(kind, no_waits):
     with serving(BROKEN[kind]) as server, pytest.raises(BackendError) as caught:
         ranked(backend_at(server.url, max_retries=1), on_failure="keep")
     assert len(server.requests) == 2
@@ -131,12 +137,10 @@ def test_broken_replies_are_asked_for_again_and_never_a_ranking(kind, monkeypatc
 
 
 @pytest.mark.parametrize("logprob", [HUGE, float("nan"), None, "likely"])
-def test_log_probabilities_that_are_no_numbers_are_asked_for_again(logprob, monkeypatch):
-    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
+def test_log_probabilities_that_are_not_numbers_are_asked_for_again(logprob, no_waits):
     first = Answer(with_logprobs({"Yes": logprob, "No": -1.0}))
     with serving(first, Answer(with_logprobs({"Yes": -0.5, "No": -1.0}))) as server:
-        found = Pointwise(backend_at(server.url))(RUN[:1])
-        assert found["score"].tolist() == pytest.approx([0.5])
+        assert Pointwise(backend_at(server.url))(RUN[:1])["score"].tolist() == pytest.approx([0.5])
     assert len(server.requests) == 2
 
 
@@ -147,66 +151,73 @@ def with_logprobs(logprobs):
     return reply
 
 
-@pytest.mark.parametrize("count", [HUGE, -5, "many"])
-def test_a_usage_that_is_no_number_of_tokens_is_counted_here(count):
-    reply = {**completion(ORDER), "usage": {"prompt_tokens": count, "completion_tokens": 10}}
-    with serving(Answer(reply)) as server:
-        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
-        assert ranked(client) == ["d2", "d0", "d1"]
-    (call,) = client.ledger.calls
-    assert call.estimated
-    assert call.input_tokens > 50
+# Errors of servers.
 
 
-def test_an_outage_told_in_deep_json_is_one():
-    deep = Answer(b"[" * 10**5 + b"]" * 10**5, 503, headers=SOON)
-    with serving(deep) as server, pytest.raises(BackendError, match=f"InternalServerError at {server.url}"):
-        ranked(backend_at(server.url, max_retries=1))
-    assert len(server.requests) == 2
-
-
-TOO_LONG = [
-    complaint("prompt is too long: 210000 tokens > 200000 maximum"),
-    complaint("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
-    complaint("the request exceeds the available context size"),
-    complaint("too big", "context_length_exceeded"),
-    {"detail": "This model's maximum context length is 8192 tokens."},
-]
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-def test_servers_say_in_many_ways_that_a_prompt_is_too_long(status):
-    with serving(*(Answer(said, status) for said in TOO_LONG)) as server:
-        for _ in TOO_LONG:
-            with pytest.raises(ContextOverflowError):
-                backend_at(server.url)(QUESTION)
-    other = complaint("max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens")
-    with serving(Answer(other, status)) as server, pytest.raises(BackendError, match="9000 > 8192"):
-        ranked(backend_at(server.url))
+@pytest.mark.parametrize("status", [400, 401])
+def test_errors_that_a_retry_cannot_mend_end_the_run_at_once(status):
+    with serving(Answer(complaint("no"), status)) as server, pytest.raises(BackendError):
+        RankGPT(backend_at(server.url), on_failure="keep")(candidates(queries=20, documents=3))
     assert len(server.requests) == 1
 
 
-def test_a_dead_server_is_named_without_what_is_secret_in_its_address():
+def test_retry_after_is_respected():
+    late = Answer(complaint("busy"), 429, headers={"Retry-After": "0.7"})
+    with serving(late, Answer(completion(ORDER))) as server:
+        start = time.monotonic()
+        assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
+    assert time.monotonic() - start >= 0.7
+
+
+@pytest.mark.parametrize("body", [complaint("busy"), DEEP], ids=["message", "deep"])
+def test_a_busy_server_is_asked_again_max_retries_times(body):
+    with serving(Answer(body, 503, headers=SOON)) as server, pytest.raises(BackendError, match=server.url):
+        ranked(backend_at(server.url, max_retries=2), on_failure="keep")
+    assert len(server.requests) == 3
+
+
+def test_a_server_that_exceeds_timeout_is_asked_again():
+    with serving(Answer(completion(ORDER), wait=0.6), Answer(completion(ORDER))) as server:
+        assert ranked(backend_at(server.url, timeout=0.3)) == ["d2", "d0", "d1"]
+    assert len(server.requests) == 2
+
+
+def test_an_unreachable_server_is_named_without_the_secrets_in_its_address():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         place = f"127.0.0.1:{closed.getsockname()[1]}"
     backend = OpenAIBackend("tiny", base_url=f"http://me:{SECRET}@{place}/v1?key={SECRET}", max_retries=0)
-    with pytest.raises(BackendError, match=rf"APIConnectionError at http://{place}/v1.*: .*refused") as caught:
+    with pytest.raises(BackendError, match=f"http://{place}/v1") as caught:
         backend(QUESTION)
     assert SECRET not in str(caught.value)
 
 
-def test_refusals_and_empty_replies_are_failures():
-    with serving(Answer(completion(""))) as server, pytest.raises(UnreadableReplyError):
-        ranked(backend_at(server.url), retries=0)
-    refusal = Answer(completion(None, refusal="I will not rank these 3."))
-    with serving(refusal) as server, pytest.raises(UnreadableReplyError, match="I will not rank these 3"):
-        ranked(backend_at(server.url), retries=0)
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize(
+    "body",
+    [
+        complaint("prompt is too long: 210000 tokens > 200000 maximum"),
+        complaint("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
+        complaint("the request exceeds the available context size"),
+        complaint("too big", "context_length_exceeded"),
+        {"detail": "This model's maximum context length is 8192 tokens."},
+    ],
+)
+def test_servers_that_find_a_prompt_too_long_raise_context_overflow(status, body):
+    with serving(Answer(body, status)) as server, pytest.raises(ContextOverflowError):
+        backend_at(server.url)(QUESTION)
+
+
+def test_too_large_a_max_tokens_is_not_a_context_overflow():
+    message = "max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens"
+    with serving(Answer(complaint(message), 400)) as server, pytest.raises(BackendError, match="max_tokens"):
+        ranked(backend_at(server.url))
+    assert len(server.requests) == 1
 
 
 # Keys.
 
 
-def test_keys_appear_nowhere(tmp_path, caplog):
+def test_keys_are_in_no_repr_error_log_or_file(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     leaking = [Answer(completion(ORDER)), Answer(complaint(f"your key {SECRET} is bad"), 401)]
     with serving(*leaking) as server:
@@ -229,33 +240,35 @@ def test_keys_appear_nowhere(tmp_path, caplog):
         assert SECRET.encode() not in file.read_bytes()
 
 
-def test_a_key_is_not_pickled_and_goes_only_to_the_server_it_is_for(monkeypatch):
+def test_a_pickled_ranker_has_no_key_and_ranks_as_before():
     with serving(Answer(completion(ORDER))) as server:
         ranker = RankGPT(backend_at(server.url))
-        ranker(RUN)
+        before = ranker(RUN)
         pickled = pickle.dumps(ranker)
         assert SECRET.encode() not in pickled
-        assert pickle.loads(pickled)(RUN).equals(ranker(RUN))
+        assert pickle.loads(pickled)(RUN).equals(before)
+
+
+def test_openais_key_is_not_sent_to_other_servers(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with serving(Answer(completion(ORDER))) as server:
         ranked(OpenAIBackend("tiny", base_url=f"{server.url}/v1"))
     assert SECRET not in str(server.requests)
 
 
-def test_missing_keys_are_named(monkeypatch):
-    for variable in ("OPENAI_API_KEY", "LONGDOC_TEST_KEY"):
-        monkeypatch.delenv(variable, raising=False)
-    for backend, variable in (
-        (OpenAIBackend("gpt"), "OPENAI_API_KEY"),
-        (backend_at("http://127.0.0.1:9"), "LONGDOC_TEST_KEY"),
-    ):
-        with pytest.raises(BackendError, match=variable):
-            RankGPT(backend)(RUN)
+@pytest.mark.parametrize(
+    ("backend", "variable"),
+    [(OpenAIBackend("gpt"), "OPENAI_API_KEY"), (backend_at("http://127.0.0.1:9"), "LONGDOC_TEST_KEY")],
+)
+def test_a_missing_key_is_an_error_that_names_its_variable(backend, variable, monkeypatch):
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(BackendError, match=variable):
+        RankGPT(backend)(RUN)
 
 
 @pytest.mark.parametrize("parameters", SECRET_PARAMETERS)
 def test_parameters_that_hold_keys_are_refused(parameters):
-    with pytest.raises(ValueError, match=r"parameters must not have .*client=") as caught:
+    with pytest.raises(ValueError, match="parameters") as caught:
         backend_at("http://x", parameters=parameters)
     assert SECRET not in str(caught.value)
 
@@ -266,11 +279,12 @@ def test_a_schema_may_have_fields_of_any_name():
     assert backend_at("http://x", parameters=parameters).settings == {"api": "openai", **parameters}
 
 
-def test_wrong_parameters():
-    with pytest.raises(ValueError, match="api_key, extra_headers"):
-        backend_at("http://x", parameters={"extra_headers": {"Authorization": SECRET}, "api_key": SECRET})
+def test_an_unknown_parameter_is_named():
     with pytest.raises(TypeError, match="no_such"):
         backend_at("http://x", parameters={"no_such": 1, "max_tokens": 1})(QUESTION)
+
+
+def test_a_function_must_return_a_string_or_a_reply():
     with pytest.raises(TypeError, match="len returned int"):
         ranked(len)
 
@@ -298,17 +312,28 @@ def small(model) -> HuggingFaceBackend:
     return HuggingFaceBackend(model, parameters={"max_new_tokens": 12, "do_sample": False}, device="cpu")
 
 
-def test_a_local_model_answers_and_counts_tokens(causal_model):
-    backend = small(causal_model)
-    reply = backend([{"role": "user", "content": "the old dog"}])
-    assert 1 <= reply.output_tokens <= 12
+def test_a_local_model_counts_its_tokens(causal_model):
+    reply = small(causal_model)([{"role": "user", "content": "the old dog"}])
     shown = AutoTokenizer.from_pretrained(causal_model)("user the old dog a ", add_special_tokens=False)
     assert reply.input_tokens == len(shown["input_ids"])
-    assert causal_model not in repr(backend)
-    assert misplaced(backend._load()[0]) == []
+    assert 1 <= reply.output_tokens <= 12
+
+
+def test_a_prompt_beyond_the_positions_of_a_local_model_is_a_context_overflow(causal_model):
     with pytest.raises(ContextOverflowError, match="4096"):
-        backend([{"role": "user", "content": "dog " * 5000}])
-    ranker = RankGPT(LLMClient(backend), **SILENT)
+        small(causal_model)([{"role": "user", "content": "dog " * 5000}])
+
+
+def test_weights_of_a_local_model_are_in_memory_of_its_own(causal_model):
+    assert misplaced(small(causal_model)._load()[0]) == []
+
+
+def test_the_folder_of_a_local_model_is_not_in_its_repr(causal_model):
+    assert causal_model not in repr(small(causal_model))
+
+
+def test_a_ranker_with_a_local_model_can_be_pickled(causal_model):
+    ranker = RankGPT(LLMClient(small(causal_model)), **SILENT)
     with pytest.warns(IncompleteReplyWarning):
         out = ranker(RUN)
     assert out[["llm_failed", "llm_refusals"]].values.tolist() == [[1, 2]] * 3
@@ -328,34 +353,45 @@ def with_other_weights(folder) -> None:
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_replies_are_those_of_the_weights_in_the_folder(causal_model, tmp_path):
+def test_a_backend_refuses_weights_that_changed_after_it_was_described(causal_model, tmp_path):
     folder = shutil.copytree(causal_model, tmp_path / "model")
-
-    def client() -> LLMClient:
-        return LLMClient(small(folder), cache=tmp_path / "replies.sqlite")
-
-    first, late = client(), small(folder)
-    old, yes = first.ask("q", QUESTION), first.first_token("q", QUESTION, ("yes", "no"), 2)
-    who = RankGPT(late).describe()  # the folder is looked at
-    assert client().ask("q", QUESTION) == old
+    backend = small(folder)
+    before = RankGPT(backend).describe()
     with_other_weights(folder)
     with pytest.raises(ValueError, match="has changed"):
-        late(QUESTION)
-    assert RankGPT(small(folder)).describe() != who
-    second = client()
-    assert second.ask("q", QUESTION).text == small(folder)(QUESTION).text != old.text
-    assert second.first_token("q", QUESTION, ("yes", "no"), 2) != yes
-    assert not any(call.replayed for call in second.ledger.calls)
-    # Who has loaded the old ones answers by them.
-    assert first.ask("q", [*QUESTION, *QUESTION]) == first.backend([*QUESTION, *QUESTION])
+        backend(QUESTION)
+    assert RankGPT(small(folder)).describe() != before
+
+
+def test_a_loaded_model_is_not_affected_by_new_weights_in_its_folder(causal_model, tmp_path):
+    folder = shutil.copytree(causal_model, tmp_path / "model")
+    backend = small(folder)
+    before = backend(QUESTION)
+    with_other_weights(folder)
+    assert backend(QUESTION) == before
+
+
+def test_cached_replies_are_used_only_with_the_same_weights(causal_model, tmp_path):
+    folder = shutil.copytree(causal_model, tmp_path / "model")
+
+    def replies() -> tuple:
+        client = LLMClient(small(folder), cache=tmp_path / "replies.sqlite")
+        found = client.ask("q", QUESTION), client.first_token("q", QUESTION, ("yes", "no"), 2)
+        return *found, sum(call.replayed for call in client.ledger.calls)
+
+    text, tokens, _ = replies()
+    with_other_weights(folder)
+    other_text, other_tokens, replayed = replies()
+    assert other_text.text == small(folder)(QUESTION).text != text.text
+    assert other_tokens != tokens
+    assert replayed == 0
     with_other_weights(folder)  # the first ones again
-    assert client().ask("q", QUESTION) == old
-    assert len(first.cache) == 5
+    assert replies() == (text, tokens, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TRANSFORMERS.exists(), reason="no transformers command")
-def test_a_packaged_openai_compatible_server(causal_model):
+def test_transformers_serve_is_ranked_with(causal_model):
     for module in ("fastapi", "uvicorn"):
         pytest.importorskip(module)
     with socket.socket() as free:
@@ -368,7 +404,7 @@ def test_a_packaged_openai_compatible_server(causal_model):
     client = LLMClient(backend)
     with subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}) as server:
         try:
-            with pytest.warns(IncompleteReplyWarning, match="2 of 2 prompts"):
+            with pytest.warns(IncompleteReplyWarning):
                 out = RankGPT(client, concurrency=2, **SILENT)(candidates(queries=2, documents=3))
         finally:
             server.terminate()

@@ -1,4 +1,4 @@
-"""Long runs: replay cache, pickling, interruption, `kill -9`."""
+"""Replies are cached: a second run asks nothing, and a run that was stopped continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def path(tmp_path) -> Path:
 
 def test_a_second_run_asks_nothing_and_ranks_the_same(path):
     run, model = candidates(queries=3, documents=6), Scripted(oracle)
-    assert len(cached(model, path).cache) == 0
     first = RankGPT(cached(model, path), **SMALL)(run)
     assert len(model.asked) == 6
     client = cached(Scripted(AssertionError("asked")), path, prices=Prices(1, 1), replay_only=True)
@@ -50,11 +49,15 @@ def test_a_second_run_asks_nothing_and_ranks_the_same(path):
     assert client.ledger.cost == 0
     assert client.ledger.table()[["calls", "replayed"]].values.tolist() == [[2, 2]] * 3
     assert (client.ledger.table()["saved"] > 0).all()
+
+
+def test_replay_only_refuses_a_prompt_that_is_not_in_the_cache(path):
+    client = cached(Scripted(AssertionError("asked")), path, replay_only=True)
     with pytest.raises(NotInCacheError, match="q0"):
-        ranker(run.assign(query="something else"))
+        RankGPT(client)(candidates(documents=2))
 
 
-def test_the_key_has_all_that_a_reply_depends_on(path):
+def test_another_model_setting_query_text_or_order_is_asked_again(path):
     run, model = candidates(documents=3), Scripted(oracle)
     client = cached(model, path)
     other_model, other_settings = cached(model, path), cached(model, path)
@@ -76,7 +79,7 @@ def test_the_key_has_all_that_a_reply_depends_on(path):
             assert len(model.asked) == asked
 
 
-def test_the_same_prompt_in_two_threads_is_paid_once(path):
+def test_the_same_prompt_in_two_threads_is_asked_once(path):
     run = candidates(documents=3)
     model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
     client = cached(model, path)
@@ -88,50 +91,54 @@ def test_the_same_prompt_in_two_threads_is_paid_once(path):
 
 
 @pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"text": "[1]"}', "7"])
-def test_a_damaged_reply_names_the_file_and_the_cure(damaged, path):
+def test_a_damaged_cache_is_named(damaged, path):
     run = candidates(documents=3)
     RankGPT(cached(oracle, path))(run)
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE store SET value = ?", [damaged])
     for options in ({}, {"prices": Prices(1, 1), "max_cost": 1}):
-        with pytest.raises(ValueError, match=rf"cache .*{path.name}' is damaged: delete it"):
+        with pytest.raises(ValueError, match=path.name):
             RankGPT(cached(oracle, path, **options))(run)
 
 
-def test_a_models_name_is_no_model():
-    for cls in (RankGPT, Pointwise, LLMClient):
-        with pytest.raises(ValueError, match=r"llm='gpt-4o' .* give ld.OpenAIBackend\('gpt-4o'\)"):
-            cls("gpt-4o")
+@pytest.mark.parametrize("cls", [RankGPT, Pointwise, LLMClient])
+def test_the_name_of_a_model_is_refused_as_llm(cls):
+    with pytest.raises(ValueError, match="llm="):
+        cls("gpt-4o")
 
 
-def test_an_outage_says_where_the_replies_before_are(path):
+def down_after_one(messages) -> str:
+    if down_after_one.calls:
+        raise BackendError("the server is down")
+    down_after_one.calls += 1
+    return oracle(messages)
+
+
+@pytest.fixture
+def model_that_fails(monkeypatch):
+    monkeypatch.setattr(down_after_one, "calls", 0, raising=False)
+    return down_after_one
+
+
+def test_an_outage_names_the_cache_that_the_next_run_continues_from(path, model_that_fails):
     run = candidates(queries=2, documents=3)
-
-    def breaks(messages):
-        if len(model.asked) > 1:
-            raise BackendError("the server is down")
-        return oracle(messages)
-
-    model = Scripted(breaks)
-    with pytest.raises(BackendError, match=rf"^the server is down. the replies before are in .*{path.name}"):
-        RankGPT(cached(model, path))(run)
-    model.asked.clear()
-    with pytest.raises(BackendError, match=r"^the server is down. LLMClient\(..., cache=FILE\) keeps"):
-        RankGPT(CallableBackend(model, name="breaks"))(run)
-    with pytest.raises(BackendError, match=r"^the server is down$"):  # before any reply
-        RankGPT(CallableBackend(model, name="breaks"))(run)
-    going_on = Scripted(oracle)
-    RankGPT(cached(going_on, path))(run)
-    assert len(going_on.asked) == 1
+    with pytest.raises(BackendError, match=rf"the server is down.*{path.name}"):
+        RankGPT(cached(model_that_fails, path))(run)
+    second = Scripted(oracle)
+    RankGPT(cached(second, path))(run)
+    assert len(second.asked) == 1
 
 
-def test_what_a_cache_cannot_know_is_refused(path):
-    for unnamed in (lambda messages: "", Scripted("")):
-        with pytest.raises(ValueError, match=r"use CallableBackend\(function, name=...\)"):
-            LLMClient(unnamed, cache=path)
-    assert LLMClient(oracle, cache=path).backend.model == "tests.support.llm.oracle"
-    with pytest.raises(NotInCacheError):
-        RankGPT(LLMClient(oracle, replay_only=True))(candidates(documents=2))
+def test_an_outage_without_a_cache_recommends_one(model_that_fails):
+    ranker = RankGPT(CallableBackend(model_that_fails, name="breaks"))
+    with pytest.raises(BackendError, match="cache="):
+        ranker(candidates(queries=2, documents=3))
+
+
+@pytest.mark.parametrize("function", [lambda messages: "", Scripted("")])
+def test_a_cache_needs_a_function_with_a_name(function, path):
+    with pytest.raises(ValueError, match="name="):
+        LLMClient(function, cache=path)
 
 
 def test_client_and_ranker_can_be_pickled(path):
@@ -172,7 +179,7 @@ def start(folder: Path, slow_after: int = 10**6) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_goes_on_where_it_was(tmp_path, kill):
+def test_a_killed_run_continues_without_asking_again(tmp_path, kill):
     child = start(tmp_path, slow_after=40)
     while len(asked(tmp_path)) < 37:
         assert os.waitpid(child, os.WNOHANG) == (0, 0)

@@ -22,7 +22,6 @@ from pyterrier_longdoc.listwise import (
     SetwiseInsertion,
     TopDown,
     Tournament,
-    UnreadableReplyError,
 )
 
 from ..support.llm import Scripted, candidates, oracle, shown, worth
@@ -80,7 +79,7 @@ def test_published_numbers_of_calls_for_100_documents(schedule, calls, rounds):
     assert schedule.estimate(100) == calls
 
 
-def test_the_bounds_of_setwise_sorting():
+def test_setwise_sorting_stays_within_the_papers_bound():
     """Zhuang et al. 2024 give O(k log n) for the heap once it is built, which takes O(n)."""
     for children in (2, 3, 9):
         bound = SetwiseHeapsort(children, 10).estimate(100)
@@ -123,7 +122,7 @@ def test_any_answers_make_a_ranking_within_the_estimate(schedule, n, seed, p, fa
 
 
 @each_of_all
-def test_a_perfect_model_brings_the_best_up(schedule):
+def test_a_perfect_model_brings_the_best_documents_to_the_top(schedule):
     """From any first stage where the paper says so; within the trusted first window or groups elsewhere."""
     value = random_worth(100)
     best = sorted(value, key=value.get, reverse=True)
@@ -138,21 +137,24 @@ def test_a_perfect_model_brings_the_best_up(schedule):
         assert ranking[:10] == best[:10]
 
 
-def test_top_down_is_exact_where_the_first_stage_has_a_good_pivot():
+def test_top_down_is_exact_if_the_first_stage_has_a_good_pivot():
     value = {document: -document + 30 * (document % 9 == 5 and document > 20) for document in range(100)}
     best = sorted(value, key=value.get, reverse=True)
     ranking, asked = play(TopDown(), 100, oracle_of(value))
     assert ranking[:10] == best[:10]
     assert sum(asked) == 7
+
+
+def test_top_down_ends_when_no_document_is_better_than_the_pivot():
     in_order = {document: -document for document in range(100)}
-    assert play(TopDown(), 100, oracle_of(in_order))[1] == [1, 5]  # nothing better: no third round
+    assert play(TopDown(), 100, oracle_of(in_order))[1] == [1, 5]
 
 
 # Rows and failures.
 
 
 @each_small
-def test_each_row_is_kept(schedule):
+def test_rows_and_columns_are_kept_and_the_best_is_first(schedule):
     run = candidates(queries=3, documents=9).assign(extra="x").sample(frac=1, random_state=1)
     ranker = RankGPT(oracle, schedule=schedule, top_k=7, report=True, concurrency=3)
     out = ranker(run)
@@ -168,23 +170,18 @@ def test_each_row_is_kept(schedule):
 
 @each_small
 @pytest.mark.parametrize("refusal", ["No.", "I can't answer in the form [2] > [1]"])
-def test_a_refusal_is_never_an_order(schedule, refusal):
+def test_a_refusal_keeps_the_order_of_the_first_stage(schedule, refusal):
     run = candidates(documents=9)
-    with pytest.raises(UnreadableReplyError, match="no ranking"):
-        RankGPT(Scripted("I cannot rank these (rule 3)."), schedule=schedule, retries=0)(run)
     ranker = RankGPT(Scripted(refusal), schedule=schedule, retries=0, on_failure="keep", report=True)
-    with pytest.warns(IncompleteReplyWarning, match="no readable"):
+    with pytest.warns(IncompleteReplyWarning):
         out = ranker(run)
     assert (out["llm_failed"] == out["llm_prompts"]).all()
     assert out["llm_failed"].iloc[0] > 0
     assert out.sort_values("rank")["docno"].tolist() == [f"d{d}" for d in range(9)]
-    ranker = RankGPT(Scripted(refusal), schedule=schedule, retries=0, on_failure="nan-free-bottom")
-    with pytest.warns(IncompleteReplyWarning):
-        assert (ranker(run)["score"] == 0).any()
 
 
 @each_small
-def test_documents_of_a_failed_prompt_are_at_the_bottom(schedule):
+def test_nan_free_bottom_puts_documents_of_a_failed_prompt_last(schedule):
     """One document makes every prompt fail that shows it; those that never met it are ranked above."""
 
     def model(messages):
@@ -198,20 +195,20 @@ def test_documents_of_a_failed_prompt_are_at_the_bottom(schedule):
     assert sorted(scores[scores > 0]) == list(range(1 + (scores == 0).sum(), 10))
 
 
-def test_pairwise_answers_that_contradict_each_other_count_half():
+def test_contradicting_pairwise_answers_keep_the_order():
     first_shown = lambda group: group  # noqa: E731 - always prefers what it sees first
     assert play(PairwiseAll(), 6, first_shown)[0] == list(range(6))
     assert play(PairwiseBubble(3), 6, first_shown)[0] == list(range(6))
 
 
 @pytest.mark.parametrize("groups", [[[0, 0]], [[0, 9]]])
-def test_what_a_schedule_must_not_ask(groups):
+def test_a_schedule_that_asks_about_wrong_documents_is_refused(groups):
     class Wrong(BackToFront):
         def rank(self, n):
             yield groups
             return []
 
-    with pytest.raises(ValueError, match="must be distinct documents of 0 to 4"):
+    with pytest.raises(ValueError, match="Wrong"):
         RankGPT(oracle, schedule=Wrong())(candidates(documents=5))
 
 
@@ -232,7 +229,7 @@ def test_what_a_schedule_must_not_ask(groups):
         (PairwiseBubble, "k", None),
     ],
 )
-def test_wrong_sizes(schedule, name, value):
+def test_wrong_arguments_are_refused_by_name(schedule, name, value):
     with pytest.raises(ValueError, match=f"{name}="):
         schedule(**{name: value})
 
@@ -241,7 +238,7 @@ def test_wrong_sizes(schedule, name, value):
 
 
 @each_small
-def test_concurrency_changes_nothing(schedule):
+def test_concurrency_changes_no_score(schedule):
     run = candidates(queries=5, documents=9)
     out = [RankGPT(NoisyOracle(0.2), schedule=schedule, concurrency=c, shuffles=2)(run) for c in (1, 4)]
     assert out[0].equals(out[1])
@@ -269,7 +266,7 @@ class OneByOne(Schedule):
         return min(self.k, n - 1)
 
 
-def test_a_new_schedule():
+def test_rankgpt_follows_a_schedule_of_ones_own():
     ranker = RankGPT(oracle, schedule=OneByOne())
     out = ranker(candidates(documents=9, shuffle=1))
     assert worth(out.sort_values("rank")).tolist() == [8, 7, 6, 0, 1, 2, 3, 4, 5]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -52,7 +51,7 @@ from ..support.llm import HARD
         "[३] > [१] > [२]",
     ],
 )
-def test_rankings(reply):
+def test_a_ranking_is_read_in_any_form(reply):
     parsed = parse_ranking(reply, 3)
     assert (parsed.order, parsed.missing, parsed.duplicates, parsed.unknown) == ([2, 0, 1], 0, 0, 0)
 
@@ -105,7 +104,7 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "[]",
     ],
 )
-def test_what_is_no_ranking(reply):
+def test_other_replies_are_not_a_ranking(reply):
     assert parse_ranking(reply, 5) is None
 
 
@@ -170,7 +169,7 @@ CHATTY = {
 
 
 @pytest.mark.parametrize("reply", CHATTY)
-def test_an_order_amid_chat_is_read(reply):
+def test_a_ranking_within_other_words_is_read(reply):
     parsed = parse_ranking(reply, len(CHATTY[reply]))
     assert [position + 1 for position in parsed.order] == CHATTY[reply]
     assert (parsed.missing, parsed.duplicates, parsed.unknown) == (0, 0, 0)
@@ -178,7 +177,7 @@ def test_an_order_amid_chat_is_read(reply):
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(HARD).map("".join)), st.integers(0, 30))
-def test_always_a_permutation_or_a_failure(reply, n):
+def test_a_parsed_ranking_is_a_permutation(reply, n):
     parsed = parse_ranking(reply, n)
     if parsed is None:
         return
@@ -188,11 +187,3 @@ def test_always_a_permutation_or_a_failure(reply, n):
     assert parsed.order[n - parsed.missing :] == sorted(set(range(n)) - set(named))
     # Every document that was named stands in brackets in the reply: digits alone are never a ranking.
     assert re.search(r"[\[［【〔]", reply)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("piece", ["[", "[1]", "[1,", "[1, 2]", "[1] > ", "[1]\n", " \n", "<think>", "[1] > [2] x"])
-def test_huge_replies_take_linear_time(piece):
-    start = time.process_time()
-    parse_ranking(piece * (300_000 // len(piece)), 20)
-    assert time.process_time() - start < 10  # quadratic time would be minutes

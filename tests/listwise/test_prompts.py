@@ -17,7 +17,7 @@ from ..support.llm import HARD
 
 
 @given(st.one_of(st.text(), st.lists(HARD).map("".join)))
-def test_no_cleaned_text_can_pass_for_an_id(text):
+def test_a_cleaned_text_contains_no_identifier(text):
     cleaned = clean(text)
     assert not re.search(r"[\[［【〔]\s*\d[\d\s,]*[\]］】〕]", cleaned)
     assert cleaned == " ".join(cleaned.split())
@@ -33,7 +33,7 @@ def test_chat_turns_alternate():
         assert "2 documents" in message["content"]
 
 
-def test_a_single_message_in_which_texts_are_not_templates():
+def test_braces_in_texts_are_not_filled_in():
     system, user = ListwisePrompt("single")("{n} {query}", ["{number} {text} %s", "}{"])
     assert (system["role"], user["role"]) == ("system", "user")
     assert "Query: {n} {query}" in user["content"]
@@ -52,7 +52,7 @@ def test_a_single_message_in_which_texts_are_not_templates():
         ({"opening": "", "closing": "Order {n}"}, "closing"),
     ],
 )
-def test_wrong_templates(arguments, name):
+def test_wrong_templates_are_refused_by_name(arguments, name):
     with pytest.raises(ValueError, match=f"{name}="):
         ListwisePrompt(**arguments)
 
@@ -65,7 +65,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_cutting_reads_as_much_as_fits(kind):
+def test_a_cut_text_has_exactly_the_tokens_that_fit(kind):
     tokens = Tokens(TOKENIZERS[kind])
     text = "the old cat, the dog and the river. " * 50
     for limit in (1, 7, 100):
@@ -77,7 +77,7 @@ def test_cutting_reads_as_much_as_fits(kind):
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=20), st.integers(20, 3000))
-def test_fair_limit_uses_the_budget(lengths, budget):
+def test_a_fair_limit_uses_the_whole_budget(lengths, budget):
     limit = fair_limit(lengths, budget)
     assert sum(min(length, limit) for length in lengths) <= budget
     if max(lengths) > limit:

@@ -34,7 +34,7 @@ def reporting(llm) -> RankGPT:
     return RankGPT(llm, report=True, schedule=BackToFront(2, 1), concurrency=2, shuffles=2)
 
 
-def test_empty_frames(results):
+def test_an_empty_frame_gets_the_same_columns_and_types(results):
     full = reporting(by_length)(results)
     empty = reporting(nobody)(results.iloc[:0])
     assert list(empty.columns) == list(full.columns)
@@ -46,7 +46,7 @@ def test_empty_frames(results):
         reporting(nobody)(pd.DataFrame())
 
 
-def test_rows_columns_index_are_the_inputs(results):
+def test_rows_columns_and_index_are_those_of_the_input(results):
     frame = results.assign(title="t", _x=1.5, label_of_user="l").set_index(pd.Index([7, 7, 0, 3, 3]))
     before = frame.copy(deep=True)
     out = reporting(by_length)(frame)
@@ -59,7 +59,7 @@ def test_rows_columns_index_are_the_inputs(results):
         assert (query["score"] + query["rank"] == len(query)).all()
 
 
-def test_rows_of_one_docno(results):
+def test_equal_texts_of_a_docno_are_one_document(results):
     """Equal texts are one document, different ones are several."""
     single = reporting(by_length)(results)["score"].tolist()
     out = reporting(by_length)(pd.concat([results, results.iloc[[0, 3]]]))
@@ -68,16 +68,25 @@ def test_rows_of_one_docno(results):
     assert RankGPT(by_length)(frame)["score"].tolist() == [1.0, 3.0, 2.0]
 
 
-def test_where_texts_come_from(results):
+def test_texts_come_from_several_columns_or_a_loader(results):
     scores = RankGPT(by_length)(results)["score"].tolist()
-    assert RankGPT(by_length)(results.fillna({"text": ""}))["score"].tolist() == scores
     parts = results.drop(columns="text").assign(title="T", body=results["text"])
-    joined = RankGPT(by_length, text_field=("title", "body"))(parts)
-    assert joined["score"].tolist() == scores
+    assert RankGPT(by_length, text_field=("title", "body"))(parts)["score"].tolist() == scores
     loader = pt.apply.generic(lambda frame: frame.assign(text=results["text"].tolist()))
     assert RankGPT(by_length, text_loader=loader)(results.drop(columns="text"))["score"].tolist() == scores
+
+
+def test_a_missing_text_is_an_empty_one(results):
+    filled = RankGPT(by_length)(results.fillna({"text": ""}))
+    assert RankGPT(by_length)(results)["score"].tolist() == filled["score"].tolist()
+
+
+def test_a_missing_text_column_is_refused(results):
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         RankGPT(nobody)(results.drop(columns="text"))
+
+
+def test_two_queries_with_one_qid_are_refused(results):
     with pytest.raises(ValueError, match="qid '1'"):
         RankGPT(nobody)(results.assign(query=list("abcde")))
 
@@ -95,7 +104,7 @@ def test_any_frame_is_ranked(rows):
 # PyTerrier.
 
 
-def test_pyterrier_test_case():
+def test_pyterriers_own_test_case_passes():
     case = pt.testing.transformer_test_class(lambda: reporting(nobody))
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
@@ -103,7 +112,7 @@ def test_pyterrier_test_case():
     assert not outcome.failures + outcome.errors
 
 
-def test_inspection_asks_nothing():
+def test_pyterrier_can_inspect_it_without_a_call():
     ranker = reporting(nobody)
     assert pt.inspect.transformer_inputs(ranker) == [["qid", "docno", "query", "text"]]
     columns = pt.inspect.transformer_outputs(ranker, ["qid", "query", "docno", "text"])
@@ -121,7 +130,7 @@ LOADED = pt.Transformer.from_df(RUN[["qid", "docno", "score", "rank"]]) >> LOADE
 QRELS = pd.DataFrame({"qid": ["q0", "q1", "q2"], "docno": ["d1", "d2", "d3"], "label": [1, 2, 1]})
 
 
-def test_grid_search_changes_settings():
+def test_grid_search_sets_its_arguments():
     ranker = RankGPT(oracle)
     pt.GridSearch(LOADED >> ranker, {ranker: {"top_k": [2, 6]}}, TOPICS, QRELS, metric="map", verbose=False)
     assert ranker.top_k in (2, 6)
@@ -141,7 +150,7 @@ def test_grid_search_changes_settings():
         ("llm", "gpt-4o"),
     ],
 )
-def test_wrong_arguments(name, value, results):
+def test_wrong_arguments_are_refused_by_name(name, value, results):
     with pytest.raises(ValueError, match=f"{name}="):
         RankGPT(**{"llm": nobody, name: value})
     later = RankGPT(nobody)

@@ -1,0 +1,144 @@
+"""Pointwise asks about one document at a time and scores it by log-probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.listwise import IncompleteReplyWarning, LLMClient, Pointwise, Reply, UnreadableReplyError
+from pyterrier_longdoc.modelling.windows import SentenceWindows
+
+from ..support.llm import GRADE, Scripted, candidates, order, worth
+
+
+def judge(messages):
+    value = int(GRADE.search(messages[-1]["content"])[1])
+    return Reply("Yes", 30, 1, logprobs={"Yes": -1.0, " yes": -1.0, "No": -value / 10, "The": -9.0})
+
+
+def judged(run):
+    """The scores of `judge`: log-odds, p(yes) being that of both tokens."""
+    return pytest.approx((math.log(2) - 1.0 + worth(run) / 10).tolist())
+
+
+def grader(messages):
+    value = int(GRADE.search(messages[-1]["content"])[1])
+    return Reply("2", 30, 1, logprobs={"0": -value / 10, " 2": -1.0, "2": -1.0, "The": -0.1, "7": -0.1})
+
+
+def in_words(messages):
+    return Reply("Good", 30, 1, logprobs={"Good": -1.0, "Bad": -2.0})
+
+
+def only_yes_for_2(messages):
+    return Reply("", logprobs={"Yes": -1.0}) if "document 2" in messages[-1]["content"] else judge(messages)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_scores_are_the_log_odds_of_yes(concurrency):
+    run = candidates(queries=2, documents=6)
+    assert Pointwise(judge, concurrency=concurrency)(run)["score"].tolist() == judged(run)
+
+
+def test_scores_of_nearly_impossible_tokens_are_finite():
+    """The exponential of -9999, which servers give, is zero."""
+    values = iter((-750.0, -9999.0, -800.0))
+    sure = Pointwise(lambda messages: Reply("Yes", logprobs={"Yes": 0.0, "No": next(values)}))
+    assert sure(candidates(documents=3))["score"].tolist() == [750.0, 9999.0, 800.0]
+
+
+def test_the_input_is_unchanged_and_its_index_kept():
+    run = candidates(queries=2, documents=6)
+    before = run.copy()
+    assert Pointwise(judge)(run).index.equals(before.index)
+    assert run.equals(before)
+
+
+def test_equal_rows_are_asked_about_once():
+    client = LLMClient(judge)
+    assert Pointwise(client)(candidates(documents=4).loc[[0, 0, 3]])["score"].nunique() == 2
+    assert len(client.ledger.calls) == 2
+
+
+def test_estimate_counts_a_call_for_each_document():
+    assert Pointwise(judge).estimate(candidates(queries=2, documents=6)).calls == 12
+
+
+def test_grades_are_expected_values():
+    run = candidates(documents=6)
+    two = 2 * math.exp(-1)
+    expected = 2 * two / (two + (-worth(run) / 10).map(math.exp))
+    assert Pointwise(grader, grades=4)(run)["score"].tolist() == pytest.approx(expected.tolist())
+
+
+def test_the_expected_grade_of_nearly_impossible_tokens_is_right():
+    sure = Pointwise(lambda messages: Reply("3", logprobs={"3": -9999.0, "0": -9999.0}), grades=4)
+    assert sure(candidates(documents=3))["score"].tolist() == pytest.approx([1.5] * 3)
+
+
+def test_the_prompt_names_the_scale_of_the_grades():
+    model = Scripted(grader)
+    Pointwise(model, grades=4)(candidates(documents=1))
+    Pointwise(model, grades=3, request="{query} {text} Grade to {best}:")(candidates(documents=1))
+    default, own = (messages[-1]["content"] for messages in model.asked)
+    assert "from 0 (not at all) to 3 (fully)" in default
+    assert own.endswith("Grade to 2:")
+
+
+@pytest.mark.parametrize(("grades", "model"), [(None, only_yes_for_2), (4, in_words)])
+def test_replies_without_the_tokens_that_are_needed_raise(grades, model):
+    with pytest.raises(UnreadableReplyError, match="'q0'"):
+        Pointwise(model, grades=grades)(candidates(documents=4))
+
+
+def test_documents_without_a_log_probability_can_be_put_last():
+    with pytest.warns(IncompleteReplyWarning, match="1 of 4"):
+        out = Pointwise(only_yes_for_2, on_failure="nan-free-bottom")(candidates(documents=4))
+    assert order(out)[-1] == "d2"
+    assert out["score"].notna().all()
+
+
+def test_documents_without_a_grade_can_get_zero():
+    ranker = Pointwise(in_words, grades=4, on_failure="nan-free-bottom")
+    with pytest.warns(IncompleteReplyWarning):
+        assert ranker(candidates(documents=6))["score"].tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("grades", 1), ("grades", 11), ("request", "{query} {text} {best}"), ("preselect", "bm25")]
+)
+def test_wrong_arguments_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        Pointwise(judge, **{name: value})
+
+
+@pytest.fixture
+def long_run():
+    """Candidates with filler on both sides of what counts."""
+    run = candidates(documents=3).assign(query="document about topic")
+    return run.assign(text="Filler goes first. " * 60 + run["text"] + ". " + "Filler goes last. " * 60)
+
+
+def preselecting(llm):
+    return Pointwise(llm, preselect=ld.BM25Windows(1), windows=SentenceWindows(max_tokens=20), max_prompt_tokens=120)
+
+
+def test_preselect_shows_the_best_passages(long_run):
+    assert preselecting(judge)(long_run)["score"].tolist() == judged(long_run)
+
+
+def test_no_prompt_is_longer_than_max_prompt_tokens_and_estimate_counts_them(long_run):
+    model = Scripted(judge)
+    ranker = preselecting(model)
+    ranker(long_run)
+    tokens = [ranker.client.tokens.count_messages(messages) for messages in model.asked]
+    assert max(tokens) <= 120
+    assert ranker.estimate(long_run).input_tokens == sum(tokens)
+
+
+def test_coverage_names_preselect_for_what_was_not_shown(long_run):
+    ranker = preselecting(judge)
+    ranker(long_run)
+    assert list(ranker.coverage.cut) == [f"preselect={ranker.preselect!r}"]
