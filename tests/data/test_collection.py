@@ -1,3 +1,5 @@
+"""Collections with gold positions: texts, topics, qrels, statistics, candidates and leaks."""
+
 import pickle
 from dataclasses import replace
 
@@ -39,7 +41,7 @@ def with_texts(**changed):
 # ---------------------------------------------------------------- texts
 
 
-def test_loader_keeps_rows_index_and_columns():
+def test_the_text_loader_adds_texts_and_keeps_rows_index_and_columns():
     inp = pd.DataFrame(
         {"qid": list("112"), "docno": ["d3", "d1", "d3"], "text": "stale", "score": [0.5, 2.0, 1.0], "_x": [1, 2, 3]},
         index=[7, 7, 2],
@@ -56,66 +58,65 @@ def test_loader_keeps_rows_index_and_columns():
     empty = loader(inp.iloc[:0])
     assert empty.dtypes.to_dict() == out.dtypes.to_dict()
     assert pt.inspect.transformer_outputs(loader, ["docno", "qid"]) == ["docno", "qid", "text", "title"]
-    assert pt.inspect.transformer_inputs(loader) == [["docno"]]
 
 
-def test_loader_names_what_it_does_not_know():
-    with pytest.raises(KeyError, match="'nothing' is not in the collection 'planted'"):
+def test_the_text_loader_names_an_unknown_document():
+    with pytest.raises(KeyError, match="'nothing'"):
         planted().text_loader()(pd.DataFrame({"docno": ["d1", "nothing"]}))
-    with pytest.raises(ValueError, match=r"'planted'.*'body'.*'text', 'title'"):
+
+
+def test_the_text_loader_names_an_unknown_field():
+    with pytest.raises(ValueError, match="'body'"):
         planted().text_loader("body")
 
 
-def test_loader_in_pipelines(capsys):
+def test_the_same_request_gives_the_same_text_loader():
+    """So that `pt.Experiment(plan="tree")` runs it once."""
     collection = planted()
-    # The same request gives the same loader.
     assert collection.text_loader() is collection.text_loader("*") is collection.text_loader(["text", "title"])
-    assert collection.text_loader("text") is collection.text_loader(["text"])
     assert collection.text_loader("text") is not collection.text_loader("title")
-    topics, qrels = collection.get_topicsqrels()
-    run = pt.Transformer.from_df(topics.merge(qrels).assign(score=1.0, rank=0))
-    pipelines = {"one": run >> collection.text_loader() % 3, "two": run >> collection.text_loader()}
-    table = pt.Experiment(pipelines, topics, qrels, ["recip_rank"], plan="tree", validate="error")
-    assert table["recip_rank"].tolist() == [1.0, 1.0]
-    loader = pickle.loads(pickle.dumps(collection.text_loader()))
-    assert loader(run(topics))["text"].tolist() == ["filler two relevant beta"]
-    assert "alpha" not in pt.schematic.draw(loader)
-    capsys.readouterr()
-    collection.text_loader(verbose=True)(run(topics))
-    assert "TextLoader" in capsys.readouterr().err
 
 
-def test_corpus_is_sized_and_can_be_read_again(capsys):
+def test_a_pickled_text_loader_loads_the_same():
+    loader = pickle.loads(pickle.dumps(planted().text_loader(verbose=True)))
+    assert loader(pd.DataFrame({"docno": ["d2"]}))["text"].tolist() == ["filler two relevant beta"]
+
+
+def test_a_schematic_of_the_text_loader_does_not_print_the_documents():
+    assert "alpha" not in pt.schematic.draw(planted().text_loader())
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_the_corpus_is_sized_and_can_be_read_again(verbose):
     collection = planted()
-    corpus = collection.get_corpus_iter(verbose=False)
-    assert len(corpus) == len(collection.corpus) == 3
-    rows = list(corpus)
+    assert len(collection.get_corpus_iter(verbose=verbose)) == len(collection.corpus) == 3
+    rows = list(collection.get_corpus_iter(verbose=verbose))
     assert rows == list(collection.corpus) == list(collection.corpus)
     assert rows[0] == {"docno": "d1", "text": "filler one relevant alpha", "title": "d1"}
-    assert capsys.readouterr().err == ""
-    assert len(list(collection.get_corpus_iter())) == 3
-    assert "planted documents" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- topics, qrels, statistics
 
 
-def test_variants_of_topics_and_qrels():
+def test_splits_are_variants_of_topics_and_qrels():
     collection = planted()
-    assert collection.get_topics().equals(collection.get_topics("test"))
+    assert collection.splits == {"train": ["q1"], "test": ["q2"]}
     assert collection.get_topics("train").to_dict("list") == {"qid": ["q1"], "query": ["first"]}
     assert collection.get_qrels("train").to_dict("list") == {"qid": ["q1"], "docno": ["d1"], "label": [1]}
-    assert collection.splits == {"train": ["q1"], "test": ["q2"]}
-    assert collection._describe_component("qrels") == ["train", "test"]
-    assert [collection._describe_component(name) for name in ("corpus", "index")] == [True, None]
-    for read in (collection.get_topics, collection.get_qrels):
-        with pytest.raises(ValueError, match="variant='dev'"):
-            read("dev")
-    every = planted(splits={})
-    with pytest.raises(ValueError, match=r"'planted'.* must be one of None$"):
-        every.get_topics("dev")
-    assert every._describe_component("topics") is True
-    assert PositionedCollection("all", every.parts).get_topicsqrels()[1].equals(every.qrels)
+    assert collection.get_topics().equals(collection.get_topics("test"))
+
+
+@pytest.mark.parametrize("splits", [{"train": ["q1"], "test": ["q2"]}, {}])
+@pytest.mark.parametrize("component", ["topics", "qrels"])
+def test_an_unknown_variant_is_named(component, splits):
+    with pytest.raises(ValueError, match="variant='dev'"):
+        getattr(planted(splits=splits), f"get_{component}")("dev")
+
+
+def test_pyterrier_can_list_the_components():
+    listed = {name: planted()._describe_component(name) for name in ("qrels", "corpus", "index")}
+    assert listed == {"qrels": ["train", "test"], "corpus": True, "index": None}
+    assert planted(splits={})._describe_component("topics") is True
 
 
 def test_parts_are_made_at_the_first_use():
@@ -125,13 +126,12 @@ def test_parts_are_made_at_the_first_use():
     assert not made
     assert len(collection.gold) == len(collection.topics) == 2
     assert made == [1]
-    assert collection.gold.dtypes.astype(str)["start"] == "int64"
 
 
 COUNTS = ["queries", "documents", "max"]
 
 
-def test_statistics_are_those_of_the_texts():
+def test_statistics_count_queries_documents_and_tokens():
     collection = build(splits={"a": 1, "b": 1}, distractors=4)
     sizes = [count_tokens(row["text"]) for row in collection.corpus]
     table = collection.statistics(limits=(50,)).set_index("split")
@@ -144,13 +144,14 @@ def test_statistics_are_those_of_the_texts():
     assert row["first_min"] == collection.gold["first_token"].min()
     assert row[["queries", "query_tokens", "positives"]].tolist() == [5, 3.0, 2.0]
     assert table["queries"].sum() == 10
+
+
+def test_lengths_are_in_tokens_of_the_counter():
     assert planted().lengths().tolist() == [4, 4, 2]
-    words = collection.lengths(lambda text: len(text.split()))
-    assert words.tolist() == [len(row["text"].split()) for row in collection.corpus]
-    assert np.isnan(planted(documents={}, gold=[]).statistics()["document_tokens"]).all()
+    assert planted().lengths(len).tolist() == [len(text) for text in DOCUMENTS.values()]
 
 
-def test_all_collections_have_the_same_statistics(tmp_path):
+def test_statistics_of_every_collection_have_the_same_columns_and_types(tmp_path):
     (tmp_path / "docs.jsonl").write_text('{"docno": "a", "text": "one two three"}\n{"docno": "b", "text": "x"}\n')
     bare = FolderDataset(tmp_path).statistics()
     (tmp_path / "topics.tsv").write_text("1\thow one\n")
@@ -164,7 +165,7 @@ def test_all_collections_have_the_same_statistics(tmp_path):
         assert set(table.drop(columns=["split", *COUNTS]).dtypes.astype(str)) == {"float64"}
 
 
-def test_candidates_of_random_order_have_the_mrr_of_chance():
+def test_random_candidates_have_the_mrr_of_chance():
     source = [{"docno": f"p{i}", "text": f"word{i} of text"} for i in range(440)]
     many = pd.DataFrame({"qid": [f"q{i}" for i in range(400)], "query": "x"})
     judged = pd.DataFrame({"qid": many["qid"], "docno": [f"p{i}" for i in range(400)], "label": 1})
@@ -177,26 +178,29 @@ def test_candidates_of_random_order_have_the_mrr_of_chance():
     assert table["recip_rank"].item() == pytest.approx(expected, abs=0.015)
     assert collection.candidates(depth=100).equals(run)
     assert not collection.candidates(depth=100, seed=1)["docno"].equals(run["docno"])
-    with pytest.raises(ValueError, match="depth=401"):
-        collection.candidates(depth=401)
-    with pytest.raises(ValueError, match="pool='some'"):
-        collection.candidates(pool="some")
 
 
-def test_candidates_of_the_same_length():
+@pytest.mark.parametrize(("name", "value"), [("depth", 4), ("pool", "some"), ("pool", "same_length")])
+def test_candidates_refuse_wrong_arguments_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name}="):
+        planted().candidates(**{name: value})
+
+
+def test_candidates_of_the_same_length_come_from_the_group_of_the_relevant_document():
     collection = planted(groups={"d1": "short", "d2": "long", "d3": "long"})
     same = collection.candidates(pool="same_length")
     assert sorted(same["docno"]) == ["d2", "d3"]
     assert collection.candidates("train", pool="same_length")["docno"].tolist() == ["d1"]
     assert sorted(collection.candidates()["docno"]) == ["d1", "d2", "d3"]
+
+
+def test_a_query_without_candidates_is_named():
     unjudged = planted(groups={"d1": "short"}, qrels=planted().qrels.head(1))
-    with pytest.raises(ValueError, match="'q2': its pool has 0 documents"):
+    with pytest.raises(ValueError, match="'q2'"):
         unjudged.candidates(pool="same_length")
-    with pytest.raises(ValueError, match="pool='same_length'"):
-        planted().candidates(pool="same_length")
 
 
-def test_candidates_are_documents_of_the_collection():
+def test_candidates_leave_out_judged_documents_that_are_not_in_the_collection():
     unknown = pd.DataFrame({"qid": ["q2"], "docno": ["nowhere"], "label": [1]})
     collection = planted(qrels=pd.concat([unknown, planted().qrels]))
     for run in (collection.candidates(depth=2), collection.candidates(pool="judged")):
@@ -206,33 +210,37 @@ def test_candidates_are_documents_of_the_collection():
 # ---------------------------------------------------------------- leaks
 
 
-def test_every_kind_of_leak_is_found():
+def queries(first, second):
+    return {"topics": pd.DataFrame({"qid": ["q1", "q2"], "query": [first, second]})}
+
+
+def test_a_collection_without_leaks_has_none():
     assert find_leaks(planted()).empty
-    same_query = {"topics": pd.DataFrame({"qid": ["q1", "q2"], "query": ["The same", "the  SAME"]})}
+
+
+@pytest.mark.parametrize("texts", [("The same", "the  SAME"), ("\ufb01rst café", "first cafe\u0301")])
+def test_a_query_of_two_splits_is_a_leak_in_any_case_spacing_and_unicode_form(texts):
+    assert find_leaks(planted(**queries(*texts)))["kind"].tolist() == ["shared query"]
+
+
+def test_splits_that_share_topics_may_share_their_queries():
+    splits = {"dev": ["q1", "q2"], "sample": ["q1"]}
+    assert find_leaks(planted(**queries("same", "same"), splits=splits)).empty
+
+
+def test_a_relevant_passage_of_two_splits_is_a_leak():
     moved = [("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 10, 25, 2, 4, "far", "")]
-    found = {
-        "shared query": planted(**same_query),
-        "shared passage": planted(**with_texts(d2="another b RELEVANT  alpha"), gold=moved),
-        "duplicate document": planted(**with_texts(d3="Filler one\nrelevant alpha")),
-    }
-    for kind, collection in found.items():
-        leaks = find_leaks(collection)
-        assert set(leaks["kind"]) == {kind}
-    assert find_leaks(found["shared passage"]).values.tolist() == [["shared passage", "train", "q1", "d1", "test"]]
-    assert find_leaks(found["duplicate document"]).values.tolist() == [["duplicate document", "", "", "d3", "d1"]]
-    assert find_leaks(planted(**same_query, splits={"dev": ["q1", "q2"], "sample": ["q1"]})).empty
+    leaks = find_leaks(planted(**with_texts(d2="another b RELEVANT  alpha"), gold=moved))
+    assert leaks.values.tolist() == [["shared passage", "train", "q1", "d1", "test"]]
 
 
-def test_leaks_are_found_in_each_unicode_form():
-    assert find_leaks(planted(**with_texts(d3="f\u00adiller o\u0301ne\u200b relevant alpha")))["kind"].tolist() == [
-        "duplicate document"
-    ]
-    topics = pd.DataFrame({"qid": ["q1", "q2"], "query": ["\ufb01rst café", "first cafe\u0301"]})
-    assert find_leaks(planted(topics=topics))["kind"].tolist() == ["shared query"]
+@pytest.mark.parametrize("copy", ["Filler one\nrelevant alpha", "f\u00adiller o\u0301ne\u200b relevant alpha"])
+def test_a_document_that_is_there_twice_is_a_leak(copy):
+    leaks = find_leaks(planted(**with_texts(d3=copy)))
+    assert leaks.values.tolist() == [["duplicate document", "", "", "d3", "d1"]]
 
 
-def test_filler_of_far_relevant_is_searched_for_leaks():
-    assert find_leaks(build()).empty
+def test_far_relevant_does_not_use_a_copy_of_a_relevant_passage_as_filler():
     copied = build(passages=[*passages(), {"docno": "copy", "text": "  " + passages()[0]["text"].upper()}])
     assert len(copied.documents) == 10
     assert find_leaks(copied).empty

@@ -1,3 +1,5 @@
+"""Collections of far_relevant in files: written, read again, and as released by others."""
+
 import json
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def released(folder, part="bitext", **changes):
     return folder
 
 
-def test_files_round_trip(tmp_path):
+def test_a_collection_that_was_written_is_read_back_whole(tmp_path):
     odd = {"docno": 'é/猫"\\,'}
     source = [{**passages()[0], **odd}, *passages()[1:], {"docno": "é\u2028", "text": "ü\n\x0c"}]
     judged = qrels().assign(docno=[odd["docno"], *qrels()["docno"][1:]])
@@ -44,15 +46,16 @@ def test_files_round_trip(tmp_path):
         assert dataset.get_topics(split).equals(collection.get_topics(split))
         expected = collection.get_qrels(split).values.tolist()
         assert sorted(dataset.get_qrels(split).values.tolist()) == sorted(expected)
-    rows = collection.text_loader()(dataset.qrels)
-    assert dataset.text_loader()(dataset.qrels).equals(rows)
+    assert dataset.text_loader()(dataset.qrels).equals(collection.text_loader()(dataset.qrels))
     of_splits = [read.statistics().sort_values("split", ignore_index=True) for read in (dataset, collection)]
     pd.testing.assert_frame_equal(*of_splits)  # folders come in the order of their names
     lines = (tmp_path / "input_data" / "bitext" / "QuestionFields.jsonl").read_text(encoding="utf-8").splitlines()
     assert set(json.loads(lines[0])) == {"DOCNO", "text_raw"}
-    assert len(dataset.documents) == 10
-    write_far_relevant(build(), tmp_path / "whole")
-    assert read_far_relevant(str(tmp_path / "whole")).splits == {"all": [f"q{i}" for i in range(5)]}
+
+
+def test_a_collection_without_splits_is_written_as_one(tmp_path):
+    write_far_relevant(build(), tmp_path)
+    assert read_far_relevant(str(tmp_path)).splits == {"all": [f"q{i}" for i in range(5)]}
 
 
 LONGER = {"min_offset": 60, "max_doc_len": 200}
@@ -69,8 +72,7 @@ def numbers(collection) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("give", [Path, AutoTokenizer.from_pretrained])
-def test_positions_and_lengths_are_in_one_unit(tmp_path, give):
-    """Positions in word pieces among lengths in words lay behind the ends of their documents."""
+def test_positions_and_lengths_are_in_tokens_of_the_recorded_tokenizer(tmp_path, give):
     written = build(tokenizer=give(word_pieces(tmp_path)), **LONGER)
     write_far_relevant(written, tmp_path / "c")
     read = read_far_relevant(tmp_path / "c")
@@ -79,64 +81,71 @@ def test_positions_and_lengths_are_in_one_unit(tmp_path, give):
     assert read.gold["length"].tolist() == [length_of[docno] for docno in read.gold["docno"]]
     assert (read.gold["first_token"] < read.gold["length"]).all()
     assert read.statistics().equals(written.statistics())
-    # As `relevant_positions` takes it.
     assert [len(tokenized(read.tokenizer, row["text"])) for row in read.corpus] == read.lengths().tolist()
-    write_far_relevant(read, tmp_path / "again")
-    assert (tmp_path / "again" / "unit.jsonl").read_bytes() == (tmp_path / "c" / "unit.jsonl").read_bytes()
 
 
-def test_another_tokenizer_counts_positions_anew(tmp_path):
+def test_another_tokenizer_counts_positions_and_lengths_again(tmp_path):
     pieces = word_pieces(tmp_path)
-    in_words, in_pieces = build(), build(tokenizer=pieces, **LONGER)
-    write_far_relevant(in_words, tmp_path / "words")
-    write_far_relevant(in_pieces, tmp_path / "pieces")
-    count = token_counter(pieces)
-    anew = read_far_relevant(tmp_path / "words", tokenizer=pieces)
-    for docno, start, *found in anew.gold[["docno", "start", "first_token", "length"]].values.tolist():
-        text = anew.documents[docno]["text"]
-        assert found == count([text[:start], text])
-    (tmp_path / "words" / "unit.jsonl").unlink()  # where nothing is recorded, words are counted
-    assert numbers(read_far_relevant(tmp_path / "words")) == numbers(in_words)
-    for recorded in (True, False):
-        other = read_far_relevant(tmp_path / "pieces", tokenizer=count_tokens if recorded else None)
-        assert numbers(other) != numbers(in_pieces)
-        length_of = dict(zip(other.documents, other.lengths(), strict=True))
-        assert other.gold["length"].tolist() == [length_of[docno] for docno in other.gold["docno"]]
-        (tmp_path / "pieces" / "unit.jsonl").unlink(missing_ok=True)
+    write_far_relevant(build(), tmp_path / "words")
+    read = read_far_relevant(tmp_path / "words", tokenizer=pieces)
+    for docno, start, *found in read.gold[["docno", "start", "first_token", "length"]].values.tolist():
+        text = read.documents[docno]["text"]
+        assert found == token_counter(pieces)([text[:start], text])
 
 
-def test_a_recorded_tokenizer_that_is_not_to_be_had(tmp_path):
+def test_words_are_counted_where_no_tokenizer_is_recorded(tmp_path):
+    write_far_relevant(build(tokenizer=word_pieces(tmp_path), **LONGER), tmp_path / "c")
+    (tmp_path / "c" / "unit.jsonl").unlink()
+    read = read_far_relevant(tmp_path / "c")
+    for docno, start, *found in read.gold[["docno", "start", "first_token", "length"]].values.tolist():
+        text = read.documents[docno]["text"]
+        assert found == [count_tokens(text[:start]), count_tokens(text)]
+
+
+def test_positions_in_files_are_read_without_their_tokenizer_and_lengths_are_refused(tmp_path):
     pieces = word_pieces(tmp_path)
     written = build(tokenizer=pieces, **LONGER)
-    write_far_relevant(written, tmp_path / "named")
+    write_far_relevant(written, tmp_path / "c")
     pieces.rename(tmp_path / "elsewhere")
     named_tokenizer.cache_clear()
-    read = read_far_relevant(tmp_path / "named")
-    assert numbers(read) == numbers(written)  # these stand in the file
+    read = read_far_relevant(tmp_path / "c")
+    assert numbers(read) == numbers(written)
     with pytest.raises(ValueError, match="tokenizer="):
         read.lengths()
-    assert numbers(read_far_relevant(tmp_path / "named", tokenizer=tmp_path / "elsewhere")) == numbers(written)
-    # One without a name, and several.
-    write_far_relevant(build(tokenizer=lambda text: len(text.split())), tmp_path / "unnamed")
-    (tmp_path / "named" / "input_data" / "unit.jsonl").write_text('{"tokens": "words", "name": ""}')
-    for folder, named in (("unnamed", "<lambda>"), ("named", "words and punctuation marks")):
-        with pytest.raises(ValueError, match=rf"{named}.* give tokenizer="):
-            read_far_relevant(tmp_path / folder)
-        assert len(read_far_relevant(tmp_path / folder, tokenizer=tmp_path / "elsewhere").gold) == 10
+    assert numbers(read_far_relevant(tmp_path / "c", tokenizer=tmp_path / "elsewhere")) == numbers(written)
 
 
-def test_names_that_could_not_be_read_back_are_not_written(tmp_path):
-    for blank in ("a b", "a\u00a0b", "a\u2028"):
-        source = [{**passages()[0], "docno": blank}, *passages()[1:]]
-        with pytest.raises(ValueError, match=r"docno 'q0_a.*' cannot be written"):
-            write_far_relevant(build(passages=source, qrels=qrels(1, 1).assign(docno=blank)), tmp_path / "blank")
-    for part in ("", "..", "a/b"):
-        with pytest.raises(ValueError, match=f"split {part!r} cannot be written"):
-            write_far_relevant(build(splits={part: 1}), tmp_path / "blank")
-    assert not (tmp_path / "blank").exists()
+def test_a_tokenizer_without_a_name_must_be_given_again(tmp_path):
+    words = lambda text: len(text.split())  # noqa: E731
+    write_far_relevant(build(tokenizer=words), tmp_path)
+    with pytest.raises(ValueError, match="tokenizer="):
+        read_far_relevant(tmp_path)
+    assert len(read_far_relevant(tmp_path, tokenizer=words).gold) == 10
 
 
-def test_released_files_are_read(tmp_path):
+def test_files_with_two_units_need_a_tokenizer(tmp_path):
+    write_far_relevant(build(tokenizer=word_pieces(tmp_path), **LONGER), tmp_path / "c")
+    (tmp_path / "c" / "input_data" / "unit.jsonl").write_text('{"tokens": "words", "name": ""}')
+    with pytest.raises(ValueError, match="tokenizer="):
+        read_far_relevant(tmp_path / "c")
+
+
+@pytest.mark.parametrize("docno", ["a b", "a\u00a0b", "a\u2028"])
+def test_a_docno_with_white_space_is_not_written(docno, tmp_path):
+    source = [{**passages()[0], "docno": docno}, *passages()[1:]]
+    with pytest.raises(ValueError, match="docno"):
+        write_far_relevant(build(passages=source, qrels=qrels(1, 1).assign(docno=docno)), tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("split", ["", "..", "a/b"])
+def test_a_split_that_is_no_name_of_a_folder_is_not_written(split, tmp_path):
+    with pytest.raises(ValueError, match=f"split {split!r}"):
+        write_far_relevant(build(splits={split: 1}), tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_released_files_without_gold_positions_are_read(tmp_path):
     released(tmp_path, "bitext")
     released(tmp_path, "dev", **{"QuestionFields.jsonl": '{"DOCNO": "q2", "text_raw": "x"}', "qrels.txt": "q2 0 d2 1"})
     collection = read_far_relevant(tmp_path, default="dev")
@@ -149,13 +158,13 @@ def test_released_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"AnswerFields.jsonl": '{"DOCNO": 7, "text_raw": "x"}'}, "jsonl:1: field 'DOCNO'"),
-        ({"AnswerFields.jsonl": '{"DOCNO": "d", "text_raw": "x"}\n{"DOCNO": "d", "text_raw": "y"}'}, "'d' .* twice"),
+        ({"AnswerFields.jsonl": '{"DOCNO": 7, "text_raw": "x"}'}, "jsonl:1"),
+        ({"AnswerFields.jsonl": '{"DOCNO": "d", "text_raw": "x"}\n{"DOCNO": "d", "text_raw": "y"}'}, "jsonl:2"),
         ({"QuestionFields.jsonl": None}, "QuestionFields.jsonl"),
         ({"qrels.txt": None}, "qrels.txt"),
-        ({"unit.jsonl": '{"tokens": "bytes", "name": "x"}'}, "'x': give tokenizer="),
+        ({"unit.jsonl": '{"tokens": "bytes", "name": "x"}'}, "tokenizer="),
     ],
 )
-def test_malformed_files_are_named(tmp_path, changes, message):
+def test_malformed_and_missing_files_are_named(tmp_path, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_far_relevant(released(tmp_path, **changes))

@@ -1,3 +1,5 @@
+"""needle and passkey: one answer at a known position of documents of given lengths."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_documents_have_their_lengths_and_one_answer(build):
     assert find_leaks(collection).empty
 
 
-def test_answers_stand_between_sentences_anywhere():
+def test_answers_are_between_sentences_at_all_depths():
     collection = needle(PROSE, lengths=(256,), queries=60, documents=60)
     for row in collection.gold.itertuples():
         before = collection.documents[row.docno]["text"][: row.start].rstrip()
@@ -61,7 +63,7 @@ def test_answers_stand_between_sentences_anywhere():
     st.integers(0, 100),
     st.sampled_from([count_tokens, len, lambda text: -(-len(text) // 3), lambda text: len(text) // 3]),
 )
-def test_any_background_and_tokenizer_will_do(texts, length, seed, count):
+def test_positions_and_lengths_are_right_for_any_background_and_tokenizer(texts, length, seed, count):
     length = 200 if count is len else length
     collection = needle(
         ["a.", *texts], lengths=(length,), queries=2, documents=2, repeat=True, seed=seed, tokenizer=count
@@ -71,16 +73,19 @@ def test_any_background_and_tokenizer_will_do(texts, length, seed, count):
         assert count(row["text"]) <= length
 
 
-def test_same_seed_same_bytes():
-    # Fixed for good, like the published sets.
+def test_the_same_seed_gives_the_same_documents():
     first = list(small(seed=3).corpus)
     assert list(small(seed=3).corpus) == first
     assert list(small(seed=4).corpus) != first
+
+
+def test_the_needles_never_change():
+    """Like those of the published sets."""
     assert passkeys(1)[0][1].startswith("Dana Weber's pass key is 13294. ")
     assert invented_needles(1)[0][0] == "What is the Pelovaar bridge?"
 
 
-def test_needles_of_ones_own():
+def test_a_user_can_give_needles():
     mine = [(f"what is {word}?", f"It is {word} indeed.") for word in tiny.WORDS[:10]]
     collection = needle(PROSE, mine, lengths=(64, 128), queries=2, documents=5)
     assert collection.topics["query"].tolist() == [mine[i][0] for i in (0, 1, 5, 6)]
@@ -91,25 +96,25 @@ def test_needles_of_ones_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queries": 6}, "queries=6 .*documents=5"),
+        ({"queries": 6}, "queries=6"),
         ({"queries": 0}, "queries=0"),
         ({"lengths": ()}, "lengths="),
         ({"lengths": (64, 64)}, "lengths="),
-        ({"lengths": (8,)}, "length=8 .*greater lengths"),
-        ({"lengths": (4096,), "repeat": False}, "length=4096 .*background 468"),
-        ({"documents": 700}, "1400 different needles, not 1200"),
+        ({"lengths": (8,)}, "length=8"),
+        ({"lengths": (4096,), "repeat": False}, "length=4096"),
+        ({"documents": 700}, "needles"),
         ({"background": ["", " \n"]}, "background"),
-        ({"build": needle, "needles": [("a", "b")] * 100}, "10 different needles, not 1"),
+        ({"build": needle, "needles": [("a", "b")] * 100}, "needles"),
         *(
             (
                 {"build": needle, "needles": [("a", str(i)) for i in range(10)] + [("a", blank)]},
-                "needles= .*without text",
+                "needles=",
             )
             for blank in (" ", "\u200b")
         ),
-        ({"build": needle, "needles": [("a", f"Yes{'!' * i}") for i in range(1, 11)]}, "the background has 'Yes!' too"),
+        ({"build": needle, "needles": [("a", f"Yes{'!' * i}") for i in range(1, 11)]}, "Yes!"),
     ],
 )
-def test_bad_input_is_named(arguments, message):
+def test_wrong_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         small(**arguments)

@@ -40,7 +40,7 @@ LONGEMBED = {
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_longembed(tmp_path, form):
+def test_longembed_has_a_split_for_each_length(tmp_path, form):
     for name, rows in LONGEMBED.items():
         write(tmp_path / name, rows, form)
     collection = pt.get_dataset(f"longdoc:longembed:{tmp_path}")
@@ -53,15 +53,22 @@ def test_longembed(tmp_path, form):
     assert collection.statistics()["queries"].tolist() == [1, 1, 2]
 
 
-def test_longembed_without_lengths_and_malformed(tmp_path):
+def test_longembed_without_lengths_has_no_splits(tmp_path):
     kept = ("doc_id", "qid", "text")
-    bare = {part: [{k: row[k] for k in kept if k in row} for row in rows] for part, rows in LONGEMBED.items()}
-    with pytest.raises(FileNotFoundError, match="corpus"):
-        read_longembed(tmp_path)
-    for name, rows in bare.items():
-        write(tmp_path / name, rows)
+    for name, rows in LONGEMBED.items():
+        write(tmp_path / name, [{field: row[field] for field in kept if field in row} for row in rows])
     collection = read_longembed(tmp_path)
     assert (collection.splits, len(collection.get_topics())) == ({}, 2)
+
+
+def test_missing_files_of_longembed_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="corpus"):
+        read_longembed(tmp_path)
+
+
+def test_the_malformed_field_of_longembed_is_named(tmp_path):
+    for name, rows in LONGEMBED.items():
+        write(tmp_path / name, rows)
     write(tmp_path / "qrels", [{"qid": "q0", "doc_id": 3}])
     with pytest.raises(ValueError, match=r"qrels\.jsonl:1: field 'doc_id'"):
         read_longembed(tmp_path)
@@ -70,10 +77,10 @@ def test_longembed_without_lengths_and_malformed(tmp_path):
 # ---------------------------------------------------------------- MLDR
 
 
-def test_judged_documents_that_are_missing_are_told_of(tmp_path):
+def test_judged_documents_that_are_missing_are_warned_of(tmp_path):
     corpus = mldr(tmp_path, "jsonl") / "corpus.jsonl"
     corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[1:]))
-    with pytest.warns(UserWarning, match="1 of 5 judged documents are not among the 7 .*'doc-en-0'"):
+    with pytest.warns(UserWarning, match="1 of 5.*'doc-en-0'"):
         assert len(read_mldr(tmp_path).get_qrels("train")) == 3
 
 
@@ -89,7 +96,7 @@ def mldr(folder, form="jsonl.gz", splits=("train", "dev", "test"), documents=8):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_mldr(tmp_path, form):
+def test_mldr_is_read_in_each_format(tmp_path, form):
     collection = pt.get_dataset(f"longdoc:mldr:{mldr(tmp_path / 'mldr-v1.0-en', form)}")
     assert collection.splits == {"train": ["q-en-0"], "dev": ["q-en-1"], "test": ["q-en-2"]}
     assert collection.get_topics().values.tolist() == [["q-en-2", "Which river is in article 2?"]]  # test
@@ -99,12 +106,16 @@ def test_mldr(tmp_path, form):
     assert collection.text_loader()(collection.qrels)["text"].str.startswith("Article").all()
 
 
-def test_mldr_reads_the_splits_that_are_asked_for(tmp_path):
+def test_mldr_reads_only_the_splits_that_are_asked_for(tmp_path):
     folder = mldr(tmp_path, splits=("train", "dev"))
     assert list(read_mldr(folder).splits) == ["train", "dev"]
     assert len(read_mldr(folder).get_topics()) == 2  # without test, all
     (folder / "train.jsonl.gz").write_bytes(b"never read")
     assert list(read_mldr(folder, splits=["dev"]).splits) == ["dev"]
+
+
+def test_missing_and_unknown_splits_of_mldr_are_named(tmp_path):
+    folder = mldr(tmp_path, splits=("train", "dev"))
     with pytest.raises(FileNotFoundError, match=r"test\.parquet"):
         read_mldr(folder, splits=["test"])
     with pytest.raises(ValueError, match="splits='validation'"):
@@ -133,13 +144,16 @@ def rewrite(folder, change):
         file.write_bytes(gzip.compress(content) if packed else content)
 
 
-def test_files_are_found_at_once_and_read_at_the_first_use(tmp_path):
+def test_files_are_read_at_the_first_use(tmp_path):
     mldr(tmp_path)
     rewrite(tmp_path, lambda content: b"[1]\n")
     collection = read_mldr(tmp_path)
     with pytest.raises(ValueError, match="JSON"):
         collection.get_topics()
-    with pytest.raises(FileNotFoundError, match="files of the dataset Shitao/MLDR"):
+
+
+def test_a_folder_without_mldr_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         read_mldr(tmp_path / "nowhere")
 
 
@@ -151,17 +165,22 @@ def test_a_missing_field_is_named(field, tmp_path):
         read_mldr(tmp_path).get_topics()
 
 
-def test_ids_that_are_there_twice(tmp_path):
+def test_a_document_that_is_there_twice_is_read_once(tmp_path):
     folder = mldr(tmp_path, "jsonl")
     corpus = folder / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + corpus.read_text())
-    assert len(read_mldr(folder).documents) == len(list(read_mldr(folder).corpus)) == 8  # the same again is no harm
+    assert len(read_mldr(folder).documents) == len(list(read_mldr(folder).corpus)) == 8
+
+
+def test_two_documents_of_one_docno_are_refused(tmp_path):
+    folder = mldr(tmp_path, "jsonl")
+    corpus = folder / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"docid": "doc-en-0", "text": "another"}\n')
-    with pytest.raises(ValueError, match=r"corpus\.jsonl:17: 'doc-en-0' is there twice"):
+    with pytest.raises(ValueError, match=r"corpus\.jsonl:9: 'doc-en-0'"):
         read_mldr(folder).get_topics()
 
 
-def test_a_table_may_have_several_parts_but_not_two_formats(tmp_path):
+def test_a_table_may_have_several_parts_but_all_of_them(tmp_path):
     folder = mldr(tmp_path, "jsonl")
     lines = (folder / "corpus.jsonl").read_text().splitlines(keepends=True)
     (folder / "corpus.jsonl").unlink()
@@ -169,9 +188,12 @@ def test_a_table_may_have_several_parts_but_not_two_formats(tmp_path):
         (folder / f"corpus-0000{part}-of-00002.jsonl").write_text("".join(lines[4 * part : 4 * part + 4]))
     assert list(read_mldr(folder).documents) == [f"doc-en-{i}" for i in range(8)]
     (folder / "corpus-00001-of-00002.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match="all parts of corpus"):
+    with pytest.raises(FileNotFoundError, match="corpus"):
         read_mldr(folder)
+
+
+def test_a_table_in_two_formats_is_refused(tmp_path):
     for form in FORMATS[:2]:
-        mldr(tmp_path / "twice", form)
+        mldr(tmp_path, form)
     with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl, corpus\.jsonl\.gz"):
-        read_mldr(tmp_path / "twice")
+        read_mldr(tmp_path)

@@ -1,3 +1,5 @@
+"""RotateDocuments: relevant text moves to any position, and no character is lost."""
+
 import pickle
 import random
 import re
@@ -27,7 +29,7 @@ def test_rotation_keeps_the_words(text, seed):
     assert Counter(re.findall(r"\w+", rotate(text, random.Random(seed)))) == Counter(re.findall(r"\w+", text))
 
 
-def test_rotation_cuts_at_every_word_alike():
+def test_every_word_is_equally_likely_to_become_the_first():
     text = "one, two-three four "
     starts = {0: 0, 5: 0, 9: 0, 15: 0}
     rng = random.Random(0)
@@ -38,7 +40,7 @@ def test_rotation_cuts_at_every_word_alike():
     assert all(420 < count < 580 for count in starts.values())
 
 
-def test_transformer_changes_the_text_only():
+def test_only_the_text_changes_the_same_way_for_the_same_seed():
     inp = pd.DataFrame(
         {"qid": ["1", "1", "2", "3"], "docno": list("abca"), "text": [TEXT, None, "x y z", TEXT], "score": 1.0},
         index=[3, 3, 0, 7],
@@ -59,6 +61,6 @@ def test_transformer_changes_the_text_only():
     assert len(others) > 3
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="column 'text' holds bytes"):
+def test_a_text_that_is_not_a_string_is_refused():
+    with pytest.raises(ValueError, match="'text'"):
         RotateDocuments()(pd.DataFrame({"text": [b"some bytes"]}))
