@@ -42,7 +42,7 @@ def first_tokens(found: RelevantPositions, estimator) -> np.ndarray:
     return np.array([document.first_token(estimator) for document in found.judged])
 
 
-def test_a_dozen_known_positions_remove_the_early_bias():
+def test_a_threshold_from_twelve_known_positions_has_no_early_bias():
     found, gold = simulated(200, signal=6)
     threshold = calibrated_on_positions(found, gold.head(12))
     truth = gold["first_token"][12:]
@@ -52,7 +52,7 @@ def test_a_dozen_known_positions_remove_the_early_bias():
     assert abs(np.median(best) - truth.median()) < 0.1 * truth.median()
 
 
-def test_documents_that_are_not_relevant_say_what_is_high():
+def test_a_threshold_from_nonrelevant_documents_has_the_share_of_false_alarms():
     rng = np.random.default_rng(1)
     others = positions(rng.normal(size=(400, CHUNKS)))
     threshold = calibrated_on_nonrelevant(others, share=0.1)
@@ -63,7 +63,7 @@ def test_documents_that_are_not_relevant_say_what_is_high():
     assert abs(np.nanmedian(estimate) - gold["first_token"].median()) < 0.1 * gold["first_token"].median()
 
 
-def test_the_nearest_threshold_by_hand():
+def test_the_threshold_comes_nearest_to_the_known_positions():
     numbers = np.array([[0.0, 2.0, 5.0, 0.0], [1.0, 0.0, 4.0, 0.0], [0.0, 9.0, 0.0, 0.0]])
     found = positions(numbers)
     gold = found.frame[["qid", "docno"]].assign(first_token=[200, 200, 100])
@@ -72,20 +72,24 @@ def test_the_nearest_threshold_by_hand():
     assert (first_tokens(found, threshold) == gold["first_token"]).all()
 
 
-def test_documents_of_a_run_that_nobody_calls_relevant():
+def test_nonrelevant_documents_are_those_below_relevant_from_or_unjudged():
     run = pd.DataFrame({"qid": [1, 1, 2, 2], "docno": ["a", "b", "a", "c"], "score": 1.0})
     qrels = pd.DataFrame({"qid": ["1", "1", "2"], "docno": ["a", "b", "c"], "label": [1, 0, 2]})
     assert nonrelevant(run, qrels).to_numpy().tolist() == [["1", "b", 0], ["2", "a", 0]]
     assert nonrelevant(run, qrels, relevant_from=2)["docno"].tolist() == ["a", "b", "a"]
 
 
-def test_what_cannot_be_calibrated_on():
+def test_calibration_needs_scores_of_all_chunks():
     found, gold = simulated(3, signal=6)
     stopped = JudgedDocument(200, found.judged[0].chunks, CHUNKS, np.array([1.0]))
-    for wrong in (RelevantPositions(found.frame), RelevantPositions(found.frame.head(1), [stopped])):
+    for without in (RelevantPositions(found.frame), RelevantPositions(found.frame.head(1), [stopped])):
         with pytest.raises(ValueError, match="best_chunk"):
-            calibrated_on_positions(wrong, gold)
-    with pytest.raises(ValueError, match="no judged document in common"):
-        calibrated_on_positions(found, gold.assign(qid="other"))
-    with pytest.raises(ValueError, match="numbers of all chunks"):
+            calibrated_on_positions(without, gold)
+    with pytest.raises(ValueError, match="all chunks"):
         calibrated_on_nonrelevant(RelevantPositions(found.frame.head(0), []))
+
+
+def test_calibration_needs_documents_with_known_positions():
+    found, gold = simulated(3, signal=6)
+    with pytest.raises(ValueError, match="in common"):
+        calibrated_on_positions(found, gold.assign(qid="other"))

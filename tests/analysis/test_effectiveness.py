@@ -35,17 +35,28 @@ MIXED, FALLING = [1.0, 0.5] * 10, [1.0, 0.5] * 5 + [0.1, 0.125] * 5
 POSITIONS = pd.DataFrame({"qid": [f"q{i}" for i in range(20)], "first_token": [50] * 10 + [900] * 10})
 
 
-def test_groups_by_position():
+@pytest.fixture(scope="module")
+def found() -> PositionEffectiveness:
+    """Of "full", which finds every document alike, and "start", which loses those from token 512 on."""
     results = experiment({"full": MIXED, "start": FALLING}, baseline=["start"])
-    found = ld.effectiveness_by_position(results, POSITIONS, edges=[0, 512, 1024])
+    return ld.effectiveness_by_position(results, POSITIONS, edges=[0, 512, 1024])
+
+
+def test_each_group_of_positions_has_means_with_intervals(found):
     table = found.table.set_index(["group", "name"])
     assert table["queries"].tolist() == [10] * 4
     assert table.loc[("0 to < 512", "start"), "mean"] == pytest.approx(0.75)
     assert table.loc[("512 to < 1024", "start"), "mean"] == pytest.approx(0.1125)
     assert ((table["low"] <= table["mean"]) & (table["mean"] <= table["high"])).all()
+
+
+def test_systems_are_compared_with_the_baseline_in_each_group(found):
     different = found.comparisons.set_index(["group", "name"])["reject"]
     assert not different["0 to < 512", "full"]
     assert different["512 to < 1024", "full"]
+
+
+def test_the_ratio_of_the_worst_to_the_best_group_has_an_interval_and_a_test(found):
     ratios = found.ratios.set_index("name")
     start = ratios.loc["start"]
     assert (start["worst group"], start["best group"]) == ("512 to < 1024", "0 to < 512")
@@ -53,22 +64,30 @@ def test_groups_by_position():
     assert 0.1 < start["low"] < 0.15 < start["high"] < 0.25
     assert start["p-value"] == pytest.approx(stats.ttest_ind(FALLING[:10], FALLING[10:], equal_var=False).pvalue)
     assert ratios.loc["full", "ratio"] == 1
-    # The position sensitivity index: 1 - (the mean of 1/10 and 1/8) / (the mean of 1 and 1/2), and none.
-    assert start["psi"] == pytest.approx(1 - (0.1 + 0.125) / (1 + 0.5))
-    assert ratios.loc["full", "psi"] == 0
+
+
+def test_the_position_sensitivity_index_is_one_minus_worst_over_best(found):
+    psi = found.ratios.set_index("name")["psi"]
+    assert psi["start"] == pytest.approx(1 - (0.1 + 0.125) / (1 + 0.5))
+    assert psi["full"] == 0
+
+
+def test_the_table_is_shown_in_notebooks(found):
     assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
-    assert found._repr_html_().count("<tr") == 1 + len(table)
-    # The picture.
+    assert found._repr_html_().count("<tr") == 1 + len(found.table)
+
+
+def test_the_plot_shows_means_by_group_and_fills_significant_ones(found):
     ax = found.plot()
     assert [label.get_text().split("\n")[0] for label in ax.get_xticklabels()] == list(found.groups)
     of_full, of_start = (container[0].get_xdata() for container in ax.containers)
     assert (of_full < of_start).all()
     np.testing.assert_allclose(ax.containers[1][0].get_ydata(), [0.75, 0.1125])
-    full = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
-    assert full == [1, 0]  # "full" differs from the baseline in one group
+    filled = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
+    assert filled == [1, 0]  # "full" differs from the baseline in one group
 
 
-def test_collections_with_the_same_queries_are_compared_query_by_query():
+def test_the_same_queries_are_compared_by_a_paired_test():
     early = 1 / np.random.default_rng(0).integers(1, 4, 20)
     later = [1 / (round(1 / value) + 1) for value in early]  # always one rank lower
     results = {
@@ -80,31 +99,41 @@ def test_collections_with_the_same_queries_are_compared_query_by_query():
     assert (row["worst group"], row["best group"]) == ("far", "early")
     assert row["p-value"] == pytest.approx(3 * stats.ttest_rel(later, early).pvalue)  # three pairs of groups
     assert row["p-value"] < stats.ttest_ind(later, early, equal_var=False).pvalue
+
+
+def test_the_order_of_the_queries_does_not_matter():
+    early = 1 / np.random.default_rng(0).integers(1, 4, 20)
+    results = {"early": experiment({"m": early}), "far": experiment({"m": early / 2})}
     far, order = results["far"], np.arange(20)[::-1]
     values = {name: of_system[:, order] for name, of_system in far.values.items()}
     reordered = ExperimentResults(values, far.seeds, far.qids[::-1], far.measures)
-    assert PositionEffectiveness({**results, "far": reordered}).ratios.to_dict("records") == [row]
+    pd.testing.assert_frame_equal(
+        PositionEffectiveness({**results, "far": reordered}).ratios, PositionEffectiveness(results).ratios
+    )
 
 
-def test_the_interval_of_a_ratio_draws_the_same_queries_for_both_groups():
+def test_the_interval_of_a_ratio_resamples_the_same_queries_in_both_groups():
     ranks = np.random.default_rng(1).integers(1, 5, 20)
     results = {"early": experiment({"m": 1 / ranks}), "far": experiment({"m": 1 / (2 * ranks)})}
     (row,) = PositionEffectiveness(results).ratios.to_dict("records")
     assert (row["low"], row["ratio"], row["high"]) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_what_a_group_of_one_query_or_without_any_success_cannot_tell_is_nan():
+def test_a_group_of_one_query_has_no_p_value():
     one = POSITIONS.assign(first_token=[50] + [900] * 19)
     (row,) = ld.effectiveness_by_position(experiment({"m": FALLING}), one, edges=[0, 512]).ratios.to_dict("records")
     assert (row["best"], row["best group"]) == (1.0, "0 to < 512")
     assert np.isnan(row["p-value"])
+
+
+def test_a_group_without_any_success_has_no_ratio():
     (row,) = PositionEffectiveness({"all": experiment({"m": [1 / 20] * 3})}).ratios.to_dict("records")
     assert row["best"] == 0.0
     assert np.isnan([row[name] for name in ("ratio", "low", "high", "psi")]).all()
 
 
 @pytest.mark.parametrize("length", [400, 1000, 10_000])
-def test_groups_follow_the_lengths_of_the_documents(length):
+def test_groups_without_edges_are_quarters_of_the_document_length(length):
     results = experiment({"m": MIXED})
     places = pd.DataFrame({"qid": results.qids, "first_token": np.linspace(0, 0.95 * length, 20).round().astype(int)})
     others = pd.DataFrame({"qid": ["other"] * 99, "first_token": 1, "length": 7})
@@ -115,7 +144,7 @@ def test_groups_follow_the_lengths_of_the_documents(length):
     assert max(len(of_group.qids) for of_group in found.groups.values()) <= 6
 
 
-def test_estimated_positions_and_those_of_several_documents():
+def test_the_first_position_of_a_query_counts_and_one_without_is_left_out():
     results = experiment({"m": FALLING})
     frame = pd.concat([POSITIONS, POSITIONS.assign(first_token=POSITIONS["first_token"] + 100)])
     nowhere = pd.DataFrame({"qid": ["q19"], "first_token": [pd.NA]})
@@ -127,21 +156,26 @@ def test_estimated_positions_and_those_of_several_documents():
     }
 
 
-def test_groups_of_one_query_without_a_baseline_have_nothing_to_test():
+def test_the_plot_of_groups_of_one_query_says_that_nothing_is_tested():
     results = experiment({"m": MIXED})
     found = PositionEffectiveness({"early": results.subset(["q0"]), "far": results.subset(["q1"])})
     assert found.ratios["p-value"].isna().all()
     assert "nothing to test" in found.plot().get_legend().get_texts()[-1].get_text()
 
 
-def test_bad_input():
-    results = experiment({"m": MIXED})
-    for positions, word in (
+@pytest.mark.parametrize(
+    ("positions", "name"),
+    [
         (POSITIONS.rename(columns={"first_token": "position"}), "first_token"),
         (POSITIONS, "length"),
         (POSITIONS.assign(qid="other", length=1000), "edges="),
-    ):
-        with pytest.raises(ValueError, match=word):
-            ld.effectiveness_by_position(results, positions)
+    ],
+)
+def test_positions_without_what_is_needed_are_refused(positions, name):
+    with pytest.raises(ValueError, match=name):
+        ld.effectiveness_by_position(experiment({"m": MIXED}), positions)
+
+
+def test_a_plot_of_an_unknown_measure_is_refused(found):
     with pytest.raises(ValueError, match="measure"):
-        PositionEffectiveness({"a": results}).plot("AP")
+        found.plot("AP")

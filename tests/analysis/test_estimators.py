@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyterrier_longdoc.analysis import Estimator, best_chunk, first_above
+from pyterrier_longdoc.analysis import best_chunk, first_above
 from pyterrier_longdoc.analysis.estimators import JudgedDocument, threshold_effect
 
 NAN = float("nan")
@@ -26,18 +26,28 @@ NAN = float("nan")
         ([], None, None),
     ],
 )
-def test_which_chunk(numbers, best, above):
+def test_best_chunk_and_first_above_choose_a_chunk(numbers, best, above):
     numbers = np.array(numbers, dtype=float)
     assert best_chunk(numbers) == best
     assert first_above(0)(numbers) == above
 
 
-def test_estimators_are_values():
+def test_estimators_of_one_threshold_are_equal():
     assert repr(first_above(0.25)) == "first_above(0.25)"
     assert first_above(2) == first_above(2.0) != first_above(1)
-    assert isinstance(best_chunk, Estimator)
-    assert (first_above(2).decides(2), first_above(2).decides(2.1), best_chunk.decides(99)) == (False, True, False)
-    assert not first_above(0).decides(NAN)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "number", "decides"),
+    [
+        (first_above(2), 2, False),
+        (first_above(2), 2.1, True),
+        (first_above(0), NAN, False),
+        (best_chunk, 99, False),
+    ],
+)
+def test_one_number_above_the_threshold_decides(estimator, number, decides):
+    assert estimator.decides(number) == decides
 
 
 def document(*numbers: float) -> JudgedDocument:
@@ -47,7 +57,7 @@ def document(*numbers: float) -> JudgedDocument:
     return JudgedDocument(10 * len(numbers), [(span, span) for span in spans], len(numbers), values)
 
 
-def test_the_effect_of_a_threshold_by_hand():
+def test_the_effect_of_a_threshold_is_the_median_position_half_a_deviation_lower_and_higher():
     documents = [document(1.0, 1.9, 2.1, 9.0), document(0.0, 2.05, 9.0, 0.0), document(0.0, 0.0, 0.0, 0.0)]
     numbers = np.concatenate([each.numbers for each in documents])
     assert 1.5 < 0.5 * numbers.std() < 2.0
@@ -55,10 +65,14 @@ def test_the_effect_of_a_threshold_by_hand():
     assert threshold_effect(documents, 2.0).tolist() == [5, 15, 25]
 
 
-def test_between_two_grades_a_threshold_has_room():
+def test_a_threshold_between_two_grades_has_no_effect():
     graded = [document(0, 1, 0, 3), document(0, 0, 2, 0), document(0, 0, 0, 1)]
     assert threshold_effect(graded, 0).tolist() == [20, 20, 20]
     assert threshold_effect([document(0, 3, 0, 3), document(3, 0, 0, 3)], 0).tolist() == [5, 5, 5]
-    assert threshold_effect(graded, 3) is None  # nobody is above
+
+
+def test_a_threshold_that_no_chunk_exceeds_or_unjudged_chunks_have_no_known_effect():
+    graded = [document(0, 1, 0, 3), document(0, 0, 2, 0), document(0, 0, 0, 1)]
+    assert threshold_effect(graded, 3) is None
     stopped = JudgedDocument(40, graded[0].chunks, 4, np.array([0.0, 1.0]))
     assert threshold_effect([*graded, stopped], 0) is None

@@ -1,4 +1,4 @@
-"""Evidence@k: whether the best windows hold the gold text, beside baselines that choose among the same windows."""
+"""evidence_recall: how often the best windows contain the gold text, compared with baselines."""
 
 from __future__ import annotations
 
@@ -37,21 +37,35 @@ OF_1 = [("1", "a", 45, 50), ("1", "b", 75, 85), ("1", "c", 0, 9)]
 GOLD = gold(*OF_1, ("2", "a", 20, 21), ("2", "a", 0, 1), ("3", "a", 0, 9))
 
 
-def test_known_values():
-    found = ld.evidence_recall(RESULTS, GOLD)
+@pytest.fixture(scope="module")
+def found():
+    return ld.evidence_recall(RESULTS, GOLD)
+
+
+def test_values_of_model_and_baselines_are_known(found):
     # Document b of query 1 has equal scores: the first are the best. Of its two windows with a fish BM25 has the first.
     at_1 = [[1, 0, 1 / 5, 1], [0, 0, 2 / 5, 0], [1, 1, 2 / 5, 0]]  # documents a and b of query 1, and a of query 2
     at_3 = [[1, 1, 3 / 5, 1], [0, 0, 9 / 10, 1], [1, 1, 9 / 10, 1]]
     assert found.values.columns.tolist() == ["model", *BASELINES]
     np.testing.assert_allclose(found.values.loc[0], [*at_1, *at_3])
+
+
+def test_the_table_has_means_over_queries(found):
     assert found.table.iloc[0].tolist() == ["model", 1, 2, 0.75, 0.5, 1.0]  # the mean of 1 / 2 and 1
-    fifths = found.by_fifth.query("k == 1").pivot_table("mean", "fifth", "system")
-    assert fifths["model"].to_dict() == {1: 0, 2: 1, 3: 1, 5: 0}
-    assert "queries: 2, missing documents: 1" in repr(found)  # c of query 1; query 3 is not in the results at all
     assert found._repr_html_().count("<tr") == 1 + 8
 
 
-def test_expected_value_of_random_windows():
+def test_means_are_given_by_fifths_of_the_document(found):
+    fifths = found.by_fifth.query("k == 1").pivot_table("mean", "fifth", "system")
+    assert fifths["model"].to_dict() == {1: 0, 2: 1, 3: 1, 5: 0}
+
+
+def test_missing_documents_are_counted(found):
+    """Document c of query 1 is missing; query 3 is not in the results at all."""
+    assert "queries: 2, missing documents: 1" in repr(found)
+
+
+def test_the_random_baseline_is_the_expected_value():
     rng = np.random.default_rng(0)
     for windows, k in [(5, 1), (8, 3), (9, 4), (2, 3)]:
         spots = [("1", "a", 20 * i, 20 * i + 1) for i in range(0, windows, 3)]
@@ -61,7 +75,7 @@ def test_expected_value_of_random_windows():
         assert expected == pytest.approx(np.mean([hits.any() for hits in drawn]), abs=0.04)
 
 
-def test_paired_tests_of_every_model_against_every_baseline():
+def test_models_and_baselines_are_compared_by_paired_tests_with_holms_correction():
     rng = np.random.default_rng(1)
     rows = [row(str(q), "a", rng.permutation(["fish", "a", "b", "c", "d"]), rng.random(5)) for q in range(30)]
     good, spots = pd.DataFrame(rows), gold(*[(q, "a", 20 * (q % 5), 20 * (q % 5) + 9) for q in range(30)])
@@ -82,7 +96,7 @@ def test_paired_tests_of_every_model_against_every_baseline():
     ("name", "changes"),
     [("MaxP", {}), ("PARADE-attn", {}), ("BiEncoder-max", {}), ("FirstP", {}), ("MaxP", {"preselect": ld.FirstK(2)})],
 )
-def test_models(name, changes):
+def test_windows_of_models_are_compared_with_the_gold_text(name, changes):
     text = FILLER * 5 + "a red fish " + FILLER * 4
     place, reads_it = text.index("fish"), name != "FirstP" and not changes
     pairs = pd.DataFrame({"qid": [1], "query": "red fish", "docno": [7], "text": text})
@@ -94,7 +108,7 @@ def test_models(name, changes):
     assert found.tolist() == ["fish" in text[start:end], False, pytest.approx(share), reads_it]
 
 
-def test_text_between_key_blocks_is_not_found():
+def test_text_between_key_blocks_does_not_count_as_found():
     text = "a red fish " + FILLER + "a red fish"
     pairs = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": [text]})
     blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.GreedyChunks(3))
@@ -117,6 +131,6 @@ def test_text_between_key_blocks_is_not_found():
         ({FIRST: RESULTS}, 1, "baseline"),
     ],
 )
-def test_what_is_refused(results, k, message):
+def test_results_without_what_is_needed_are_refused(results, k, message):
     with pytest.raises(ValueError, match=message):
         ld.evidence_recall(results, GOLD, k)

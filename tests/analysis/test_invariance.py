@@ -1,4 +1,4 @@
-"""The public check finds what depends on the batch, says what it could not check, and leaves no trace."""
+"""check_invariance finds scores that depend on the batch, and leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ def check(model, results=None, **arguments) -> pd.DataFrame:
     return ld.check_invariance(model, results, verbose=False, **arguments).set_index("check")
 
 
-def test_a_sound_model_passes(results):
-    model = make("MaxP", device="cpu")
-    before = results.copy()
-    shown, backbone = repr(model), model.model.encoder.backbone
-    state = {name: value.clone() for name, value in model.model.state_dict().items()}
-    random_state, implementation = torch.get_rng_state(), backbone.config._attn_implementation
-    table = check(model, results)
+def test_a_sound_model_passes_all_checks(results):
+    table = check(make("MaxP", device="cpu"), results)
     assert list(table.index) == CHECKS
     assert table["passed"].dropna().all()
     assert table["same_order"].dropna().all()
     assert table.loc[["alone", "padding"], "difference"].max() < 1e-5
     assert 1e-5 < table.loc["dtype bfloat16", "difference"] < 0.1
-    # The model, the rows and random numbers are as they were.
+
+
+def test_model_rows_and_random_numbers_are_left_as_they_were(results):
+    model = make("MaxP", device="cpu")
+    before = results.copy()
+    shown, backbone = repr(model), model.model.encoder.backbone
+    state = {name: value.clone() for name, value in model.model.state_dict().items()}
+    random_state, implementation = torch.get_rng_state(), backbone.config._attn_implementation
+    check(model, results)
     assert repr(model) == shown
     assert model.coverage is None
     assert backbone.config._attn_implementation == implementation
@@ -76,7 +79,7 @@ class Sneaky(pt.Transformer):
         ("a little of a million", set()),  # tolerance is relative to large scores
     ],
 )
-def test_dependence_is_found(what, caught, results):
+def test_scores_that_depend_on_the_call_fail_the_checks_that_show_it(what, caught, results):
     table = check(Sneaky(what), results)
     judged = table[table["passed"].notna()]
     assert set(judged.index) == {"repeated", "order", "alone", "padding"}
@@ -99,7 +102,7 @@ def blind(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [{"max_batch_tokens": 8}, {"batch_size": 1}], ids=str)
-def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, blind):
+def test_padding_is_checked_even_if_a_pass_has_room_for_one_row(limit, results, blind):
     model = blind("LongP", **limit)
     table = check(model, results)
     assert table.loc["alone", "passed"]  # no pass has two rows
@@ -122,8 +125,8 @@ def test_all_heads_pass(name, results):
 @pytest.mark.parametrize(
     "name", slow_but(["FirstP", "BiEncoder-max", "LateIR"], ["FirstP", "BiEncoder-max", "LateIR", "MaxSim"])
 )
-def test_a_backbone_that_looks_at_its_padding_is_found(name, results, blind, tmp_path):
-    """Without an attention mask scores depend on the batch; what is remembered, or in a score cache, hides nothing."""
+def test_a_backbone_that_attends_to_padding_fails(name, results, blind, tmp_path):
+    """Neither a score cache nor states that are kept hide it."""
     cache = {"score_cache": tmp_path / "scores.sqlite", "window_size": 60} if name == "FirstP" else {}
     model = blind(name, **cache)
     table = check(model, results)
@@ -134,23 +137,31 @@ def test_a_backbone_that_looks_at_its_padding_is_found(name, results, blind, tmp
     assert getattr(model, "score_cache", None) == cache.get("score_cache")
 
 
-def test_what_a_model_does_not_have_is_not_compared(results, monkeypatch):
+def test_a_scorer_without_weights_skips_the_checks_of_weights():
     scorer = ld.PairScorer(lambda queries, texts: [float(len(text)) for text in texts])
     table = check(ld.MaxP(scorer, window_size=10, stride=5, max_query_len=8))  # made-up rows
     assert table.loc[CHECKS[:5], "passed"].all()
     assert table.loc[CHECKS[5:], "passed"].isna().all()
+
+
+def test_attention_is_not_compared_under_openvino(results, monkeypatch):
     monkeypatch.setattr(runtimes, "converted", lambda backbone, names: backbone)
     monkeypatch.setattr(runtimes, "compiled", lambda model, _: lambda inputs: model(**inputs).last_hidden_state)
     table = check(make("MaxP", device="cpu", runtime="openvino"), results, dtypes=())
     assert table.loc[ATTENTION, "note"].str.contains("openvino").all()
 
 
-def test_rows_that_cannot_be_compared(results, capsys):
+def test_a_frame_without_rows_is_refused(results):
     with pytest.raises(ValueError, match="row"):
         check(pt.apply.doc_score(lambda row: 1.0), results.head(0))
-    incomplete = ld.check_invariance(pt.apply.generic(lambda frame: frame.head(1).assign(score=1.0)), results)
+
+
+def test_rows_that_are_lost_fail(results):
+    incomplete = check(pt.apply.generic(lambda frame: frame.head(1).assign(score=1.0)), results)
     assert not incomplete["passed"].iloc[0]
-    capsys.readouterr()
+
+
+def test_the_table_is_printed_and_notes_why_a_check_is_missing(results, capsys):
     table = ld.check_invariance(pt.apply.doc_score(lambda row: 1.0), results.drop(columns="text"))
     assert table.set_index("check").loc["padding", "note"]
     assert capsys.readouterr().out.splitlines()[0].split() == list(table.columns)

@@ -51,7 +51,7 @@ def frame(*texts: str) -> pd.DataFrame:
         ("ｇｒａｄｅ：２", 2),  # noqa: RUF001
     ],
 )
-def test_grades(reply, grade):
+def test_a_grade_is_read_in_any_form(reply, grade):
     assert parse_grade(reply) == grade
 
 
@@ -62,14 +62,14 @@ def test_grades(reply, grade):
         "Grade 2 students would like it.", "upgrade: 2", "5", "[2]", "<think>grade: 2",
     ],
 )  # fmt: skip
-def test_what_is_no_grade(reply):
+def test_other_replies_are_not_a_grade(reply):
     assert parse_grade(reply) is None
 
 
 # Documents.
 
 
-def test_the_best_chunk_decides():
+def test_the_label_is_the_best_grade_of_the_chunks():
     text = SENTENCE * 4 + "This is worth 1 point. " + SENTENCE * 4 + "That is worth 3 points. " + SENTENCE * 4
     judge = RelevanceJudge(marked, chunk_tokens=30)
     out = judge(frame(text, SENTENCE, ""))
@@ -83,7 +83,7 @@ def test_the_best_chunk_decides():
 
 
 @pytest.mark.parametrize("tokenizer", [None, tiny.tokenizer()])
-def test_chunks_hold_whole_sentences_and_all_of_the_text(tokenizer):
+def test_chunks_are_whole_sentences_and_all_of_the_text(tokenizer):
     text = SENTENCE * 20
     judge = RelevanceJudge(marked, chunk_tokens=30, tokenizer=tokenizer)
     spans = judge.chunks(text)
@@ -92,7 +92,7 @@ def test_chunks_hold_whole_sentences_and_all_of_the_text(tokenizer):
     assert judge.chunks(" ") == []
 
 
-def test_a_selector_chooses_the_chunks_that_are_judged():
+def test_preselect_chooses_the_chunks_that_are_judged():
     far = SENTENCE * 6 + "Wet cats purr, worth 3. " + SENTENCE * 6 + "Wet cats, worth 1."
     model = Scripted(marked)
     judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2, preselect=BM25Windows(2))
@@ -109,16 +109,16 @@ def test_a_selector_chooses_the_chunks_that_are_judged():
     assert len(model.asked) == 3
 
 
-def test_documents_cut_by_max_chunks_say_so():
+def test_chunks_beyond_max_chunks_are_warned_of():
     model = Scripted(marked)
     judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)
-    with pytest.warns(TruncationWarning, match=r"6 of 9 chunks, of 1 of 2 texts, .* max_chunks=2"):
+    with pytest.warns(TruncationWarning, match=r"6 of 9 chunks.* max_chunks=2"):
         out = judge(frame(SENTENCE * 8, SENTENCE))
     assert len(model.asked) == 3
     assert out["judged_share"].tolist() == pytest.approx([2 / 8, 1], abs=0.01)
 
 
-def test_the_prompt_is_safe_and_holds_query_and_chunk():
+def test_brackets_and_braces_of_query_and_text_are_made_harmless_in_the_prompt():
     model = Scripted("grade: 1")
     RelevanceJudge(model)(frame("a text\nwith [3] and {query}"))
     content = model.asked[0][-1]["content"]
@@ -126,16 +126,21 @@ def test_the_prompt_is_safe_and_holds_query_and_chunk():
     assert "Text: a text with (3) and {query}" in content
 
 
-def test_unreadable_grades_raise_or_count():
-    model = Scripted("no", "grade: 2", "no")
-    judge = RelevanceJudge(model, retries=1)
-    assert judge.grade("q", "text") == 2
+def test_an_unreadable_grade_is_asked_for_again():
+    model = Scripted("no", "grade: 2")
+    assert RelevanceJudge(model, retries=1).grade("q", "text") == 2
     assert "grade: N" in model.asked[1][-1]["content"]
-    with pytest.raises(UnreadableReplyError, match="query '1': no grade after 1 retries in 'no'"):
-        judge(frame("x"))
-    unjudged = RelevanceJudge(model, retries=0, on_failure="unjudged", chunk_tokens=13)
-    with pytest.warns(IncompleteReplyWarning, match="2 of 2 chunks"):
-        out = unjudged(frame(SENTENCE * 2))
+
+
+def test_a_grade_that_stays_unreadable_raises():
+    with pytest.raises(UnreadableReplyError, match="query '1'"):
+        RelevanceJudge(Scripted("no"), retries=1)(frame("x"))
+
+
+def test_chunks_without_a_grade_can_be_left_unjudged():
+    judge = RelevanceJudge(Scripted("no"), retries=0, on_failure="unjudged", chunk_tokens=13)
+    with pytest.warns(IncompleteReplyWarning, match="2 of 2"):
+        out = judge(frame(SENTENCE * 2))
     assert out["label"].tolist() == [-1]
     assert (out["chunk_grades"][0], out["best_chunk"][0]) == ([-1, -1], -1)
 
@@ -152,21 +157,34 @@ def test_unreadable_grades_raise_or_count():
         ({"llm": 3}, "llm"),
     ],
 )
-def test_wrong_arguments(arguments, name):
+def test_wrong_arguments_are_refused_by_name(arguments, name):
     with pytest.raises(ValueError, match=name):
         RelevanceJudge(**{"llm": marked, **arguments})
 
 
-def test_a_judge_is_a_transformer(results, capsys):
-    judge = RelevanceJudge(CallableBackend(marked, name="marked"), verbose=True)
-    assert repr(judge) == f"RelevanceJudge({judge.client.backend!r})"
+@pytest.fixture
+def judge() -> RelevanceJudge:
+    return RelevanceJudge(CallableBackend(marked, name="marked"), verbose=True)
+
+
+def test_a_judge_keeps_rows_and_columns_and_replaces_labels(judge, results):
     inp = results.assign(label="replaced").set_index(pd.Index([7, 7, 0, 3, 3]))
     out = judge(inp)
-    assert "100%" in capsys.readouterr().err
     pd.testing.assert_frame_equal(out[results.columns], inp[results.columns])
-    pd.testing.assert_frame_equal(judge(inp.iloc[::-1]).iloc[::-1], out)
-    pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(judge))(inp), out)
-    empty = judge(results.iloc[:0])
+    assert out["label"].tolist() == [0] * 5
+
+
+def test_judgements_do_not_depend_on_the_order_of_rows(judge, results):
+    pd.testing.assert_frame_equal(judge(results.iloc[::-1]).iloc[::-1], judge(results))
+
+
+def test_a_judge_can_be_pickled(judge, results):
+    pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(judge))(results), judge(results))
+    assert repr(judge) == f"RelevanceJudge({judge.client.backend!r})"
+
+
+def test_an_empty_frame_gets_the_columns_of_judgements(judge, results):
+    empty, out = judge(results.iloc[:0]), judge(results)
     assert set(empty.columns) == {*results.columns, *JUDGEMENT_COLUMNS}
     assert empty.dtypes[list(JUDGEMENT_COLUMNS)].equals(out.dtypes[list(JUDGEMENT_COLUMNS)])
     columns = pt.inspect.transformer_outputs(judge, ["qid", "query", "docno", "text"])
@@ -180,10 +198,12 @@ def labels(values, column="docno") -> pd.DataFrame:
     return pd.DataFrame({"qid": 1, column: [f"d{i}" for i in range(len(values))], "label": values})
 
 
+HUMAN, MODEL = labels([0, 0, 1, 2, 3, 3, -2, 1]), labels([0, 1, 1, 2, 3, 2, 0, -1])
+
+
 def test_agreement_is_cohens_kappa():
     pytest.importorskip("sklearn")
-    human, judge = [0, 0, 1, 2, 3, 3, -2, 1], [0, 1, 1, 2, 3, 2, 0, -1]
-    found = agreement(labels(judge).assign(qid="1"), labels(human))
+    found = agreement(MODEL.assign(qid="1"), HUMAN)
     assert found[["pairs", "unjudged"]].tolist() == [7, 1]
     observed = 5 / 7
     expected = (3 * 2 + 1 * 2 + 1 * 2 + 2 * 1) / 49
@@ -191,7 +211,14 @@ def test_agreement_is_cohens_kappa():
     binary_expected = (3 * 2 + 4 * 5) / 49
     assert found["binary kappa"] == pytest.approx((6 / 7 - binary_expected) / (1 - binary_expected))
     assert found["weighted kappa"] > found["kappa"]
-    strict = agreement(labels(judge), labels(human), relevant_from=3)
-    with pytest.raises(ValueError, match="in common"):
-        agreement(labels(judge).assign(qid="other"), labels(human))
+
+
+def test_binary_agreement_begins_at_relevant_from():
+    pytest.importorskip("sklearn")
+    strict = agreement(MODEL, HUMAN, relevant_from=3)
     assert strict["binary kappa"] == pytest.approx((6 / 7 - (5 * 6 + 2 * 1) / 49) / (1 - (5 * 6 + 2 * 1) / 49))
+
+
+def test_agreement_without_a_common_pair_is_refused():
+    with pytest.raises(ValueError, match="in common"):
+        agreement(MODEL.assign(qid="other"), HUMAN)

@@ -1,4 +1,4 @@
-"""Passages in documents: exact places, edits, thresholds, chance matches and odd texts."""
+"""PassageLocator finds passages in documents: verbatim, edited, and not by chance."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def placed(writer: Writer, *pieces: str, filler: int = 300) -> tuple[str, list[i
         lambda text: text.replace(":", " - ").replace("are too", "are, too"),
     ],
 )
-def test_changes_that_leave_the_words_alone_change_nothing(change):
+def test_case_spacing_punctuation_and_unicode_form_do_not_matter(change):
     document, (start,) = placed(Writer(), change(PASSAGE))
     match = LOCATOR(PASSAGE, document)
     assert (match.start, match.end) == (start, start + len(change(PASSAGE)))
     assert (match.similarity, match.method) == (1.0, "substring")
 
 
-def test_scripts_without_spaces():
+def test_a_passage_without_spaces_is_found():
     passage = "春はあけぼの。やうやう白くなりゆく山ぎは、すこしあかりて"
     document = "夏は夜。月のころはさらなり。" * 20 + passage + "秋は夕暮れ。" * 20
     for form in ("NFC", "NFD"):
@@ -81,7 +81,7 @@ def test_verbatim_passages_are_found_exactly_and_edited_ones_nearly_so(share, to
     assert np.mean(near) >= least
 
 
-def test_of_two_copies_the_first_counts():
+def test_the_first_of_two_copies_is_found():
     writer = Writer(9)
     passage = writer.prose(60)
     copies = [passage]
@@ -117,7 +117,7 @@ def test_passages_of_other_documents_are_not_found():
     assert [match and match.start for match in found] == [*starts, *[None] * 100, starts[0]]
 
 
-def test_short_passages_are_never_found_and_those_of_medium_length_verbatim_only():
+def test_short_passages_are_not_found_and_medium_ones_only_verbatim():
     for passage in ("", " ", "?!", "one two three four five six seven"):
         assert LOCATOR.too_short(passage)
         assert LOCATOR(passage, f"{passage} and {passage}") is None
@@ -146,7 +146,7 @@ def letters(code: str) -> str:
         ("tsrqponmlkjihgfedcba", None),
     ],
 )
-def test_thresholds(document, found):
+def test_a_match_needs_the_shares_of_the_thresholds(document, found):
     match = LOCATOR(letters("abcdefghijklmnopqrst"), letters("zzzzzzz" + document + "zzzz"))
     assert (match and (match.similarity, match.method)) == found
 
@@ -172,7 +172,7 @@ def reference(passage: str, document: str) -> tuple[float, str] | None:
 
 
 @given(st.data())
-def test_as_by_the_definition(data):
+def test_similarities_are_those_of_the_papers_definition(data):
     passage = data.draw(st.text("abc", min_size=12, max_size=22))
     edits = st.lists(st.tuples(st.integers(0, 21), st.sampled_from("abcx")), max_size=8)
     changed = list(passage)
@@ -187,7 +187,7 @@ def test_as_by_the_definition(data):
 
 
 @given(st.text("abcd", min_size=1, max_size=12), st.text("abcd", min_size=1, max_size=16))
-def test_the_span_with_the_fewest_edits(passage, document):
+def test_a_match_is_the_span_with_the_fewest_edits(passage, document):
     start, end = _closest_span(passage, document, 0, len(document))
     spans = [document[i:j] for i in range(len(document)) for j in range(i + 1, len(document) + 1)]
     fewest = min(Levenshtein.distance(passage, span) for span in ["", *spans])
@@ -202,6 +202,6 @@ def test_the_span_with_the_fewest_edits(passage, document):
     ("name", "value"),
     [("substring", 0.4), ("substring", 1.1), ("subsequence", -1), ("slack", 0.9), ("step", 2), ("min_words", 0)],
 )
-def test_impossible_settings(name, value):
+def test_wrong_arguments_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
         ld.PassageLocator(**{name: value})

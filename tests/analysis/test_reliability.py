@@ -17,13 +17,16 @@ def frame(p, y, qid):
     return results, results[["qid", "docno"]].assign(label=y)
 
 
-def test_known_values():
+def test_the_error_is_the_mean_gap_between_probability_and_relevance():
     found = ld.reliability(*frame([0.05, 0.15, 0.15, 0.95, 1.0], [0, 1, 0, 1, 1], ["1", "1", "1", "2", "2"]))
     # Three bins: |0.05 - 0|, |0.30 - 1| and |1.95 - 2|, of five documents.
     assert found.error == pytest.approx((0.05 + 0.7 + 0.05) / 5)
     assert found.table["documents"].tolist() == [1, 2, 2]
     np.testing.assert_allclose(found.table[["probability", "relevant"]], [[0.05, 0], [0.15, 0.5], [0.975, 1]])
     assert found.low <= found.error <= found.high
+
+
+def test_one_query_has_an_interval_without_width():
     one = ld.reliability(*frame([0.05, 0.15, 0.15, 0.95, 1.0], [0, 1, 0, 1, 1], ["1"] * 5), bins=1)
     assert (one.error, one.low, one.high) == pytest.approx((0.7 / 5,) * 3)
 
@@ -41,7 +44,7 @@ def test_calibration_lowers_the_error_on_other_queries():
     assert ld.reliability(fresh.assign(probability=worse), labels).error > perfect.high
 
 
-def test_queries_that_are_drawn_together_widen_the_interval():
+def test_the_interval_resamples_queries_not_documents():
     rng = np.random.default_rng(0)
     y = rng.random(40) < 0.5
     apart = ld.reliability(*frame(np.full(40, 0.5), y, range(40)))
@@ -50,23 +53,31 @@ def test_queries_that_are_drawn_together_widen_the_interval():
     assert together.high - together.low > apart.high - apart.low
 
 
-def test_who_counts_and_what_is_refused():
-    results, qrels = frame([0.2, 0.4, 0.6], [1, 0, 1], ["1", "1", "2"])
+RESULTS, QRELS = frame([0.2, 0.4, 0.6], [1, 0, 1], ["1", "1", "2"])
+
+
+def test_unjudged_documents_count_as_not_relevant_unless_judged_only():
+    results, qrels = RESULTS, QRELS
     assert ld.reliability(results, qrels.head(1)).error == pytest.approx((0.8 + 0.4) / 2)
     assert ld.reliability(results, qrels.head(1), judged_only=True).error == pytest.approx(0.8)
-    for wrong, message in (
-        ((results.drop(columns="probability"), qrels), "ld.Calibrated"),
-        ((results.assign(probability=2.0), qrels), "from 0 to 1"),
-        ((results, qrels.assign(qid="9")), "0 rows of queries with qrels"),
-        ((results.assign(probability=np.nan), qrels), "probability"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ld.reliability(*wrong)
-    with pytest.raises(ValueError, match="bins=0"):
-        ld.reliability(results, qrels, bins=0)
 
 
-def test_plot():
+@pytest.mark.parametrize(
+    ("results", "qrels", "bins", "name"),
+    [
+        (RESULTS.drop(columns="probability"), QRELS, 10, "probability"),
+        (RESULTS.assign(probability=2.0), QRELS, 10, "probability"),
+        (RESULTS.assign(probability=np.nan), QRELS, 10, "probability"),
+        (RESULTS, QRELS.assign(qid="9"), 10, "qrels"),
+        (RESULTS, QRELS, 0, "bins=0"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(results, qrels, bins, name):
+    with pytest.raises(ValueError, match=name):
+        ld.reliability(results, qrels, bins=bins)
+
+
+def test_the_plot_shows_relevance_by_probability_beside_the_diagonal():
     pytest.importorskip("matplotlib")
     ax = ld.reliability(*frame([0.05, 0.15, 0.95], [0, 1, 1], ["1", "1", "2"])).plot()
     assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0, 1], [0.05, 0.15, 0.95]]

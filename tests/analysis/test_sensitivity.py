@@ -1,4 +1,4 @@
-"""Sensitivity of scores to the place of the passage."""
+"""position_sensitivity: how scores change when the relevant passage moves within its document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_moved_passage_keeps_all_words_and_sentences(place):
         assert len(version) == len(text)
 
 
-def test_moving_to_the_ends():
+def test_a_passage_moves_between_sentences_or_else_between_words():
     assert move_passage("One. Two. Three.", 5, 9, 0) == ("Two. One. Three.", 0)
     assert move_passage("One. Two. Three.", 5, 9, 0.4) == ("One. Two. Three.", 5)
     assert move_passage("One. Two. Three.", 4, 10, 1) == ("One. Three. Two.", 12)
@@ -51,7 +51,7 @@ def test_moving_to_the_ends():
     assert move_passage("one two three four", 4, 7, 0.6, reach=0.2) == ("one three two four", 10)
 
 
-def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
+def test_scores_fall_for_a_model_that_reads_the_start_and_stay_for_one_that_reads_all():
     found = ld.position_sensitivity({"first": reader(300), "all": reader(None)}, TOPICS, CORPUS, GOLD)
     table = found.table.set_index(["name", "place"])
     assert table.loc["first", "change"].is_monotonic_decreasing
@@ -63,6 +63,11 @@ def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
     assert not table.loc["all", "reject"].any()
     assert found.scores["place"].nunique() == 5
     assert len(found.scores) == 120
+
+
+def test_the_plot_shows_changes_by_real_place_and_fills_significant_ones():
+    found = ld.position_sensitivity({"first": reader(300), "all": reader(None)}, TOPICS, CORPUS, GOLD)
+    table = found.table.set_index(["name", "place"])
     ax = found.plot()
     at_first, at_all = (container[0].get_xdata() for container in ax.containers)
     assert (at_first < at_all).all()
@@ -75,14 +80,18 @@ def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
     assert full[1] == 0
 
 
-def test_the_table_by_hand():
+@pytest.fixture
+def three_queries() -> pd.DataFrame:
+    """Scores of two documents of three queries at two places."""
     scores = pd.DataFrame(
         {"name": "m", "qid": np.repeat(["a", "b", "c"], 4), "docno": np.tile(["x", "x", "y", "y"], 3)}
     )
     scores = scores.assign(place=[0.0, 1.0] * 6, real_place=[0.0, 0.9] * 6, first_token=[0, 9] * 6, length=10)
-    scores["score"] = [5.0, 4.0, 3.0, 2.0, 3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 3.0, 0.0]
-    found = PositionSensitivity(scores)
-    table = found.table
+    return scores.assign(score=[5.0, 4.0, 3.0, 2.0, 3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 3.0, 0.0])
+
+
+def test_the_change_is_in_standard_deviations_and_tested_over_queries(three_queries):
+    table = PositionSensitivity(three_queries).table
     first, last = np.array([4.0, 3.0, 2.0]), np.array([3.0, 3.0, 1.0])
     row = table.iloc[1]
     assert table.iloc[0][["change", "low", "high", "lower"]].tolist() == [0, 0, 0, 0]
@@ -92,14 +101,21 @@ def test_the_table_by_hand():
     assert row["p-value"] == pytest.approx(stats.ttest_rel(last, first).pvalue)
     assert row["low"] <= row["change"] <= row["high"]
     assert row[["first_token", "real_place", "queries"]].tolist() == [9, 0.9, 3]
+
+
+def test_the_table_is_shown_in_notebooks(three_queries):
+    found = PositionSensitivity(three_queries)
     assert repr(found) == "PositionSensitivity(m; 12 scores)"
     assert found._repr_html_().count("<tr") == 3
-    # A place that no document shares with the first one has nothing to compare.
+
+
+def test_a_place_that_no_document_shares_with_the_first_one_is_left_out(three_queries):
+    scores = three_queries
     alone = scores.assign(place=scores["place"].where(scores["docno"] == "x", 0.5)).query("place != 0.5 or qid == 'a'")
     assert PositionSensitivity(alone, resamples=50).table["place"].tolist() == [0.0, 1.0]
 
 
-def test_text_without_sentence_ends_is_cut_between_words():
+def test_a_text_without_sentences_is_cut_between_words():
     text = " ".join(f"word{i}" for i in range(400))
     gold = GOLD.head(1).assign(start=text.index("word200"), end=text.index(" word203"))
     found = ld.position_sensitivity(reader(None), TOPICS.head(1), CORPUS.head(1).assign(text=text), gold).scores
@@ -108,7 +124,7 @@ def test_text_without_sentence_ends_is_cut_between_words():
     assert (found["length"] == 400).all()
 
 
-def test_the_table_and_the_picture_tell_the_real_place():
+def test_table_and_plot_have_the_real_place():
     # Sentences of a third each: two inner boundaries, near enough to .25 and .75 but not to the middle.
     sentence = "One two three four five six seven eight nine ten. "
     text = sentence * 3 + NEEDLE
@@ -124,7 +140,7 @@ def test_the_table_and_the_picture_tell_the_real_place():
     assert "not drawn" in drawn.get_label()  # the scores of one query have no spread
 
 
-def test_places_that_fall_together_count_once():
+def test_places_with_the_same_text_are_scored_once():
     topics, corpus, gold = TOPICS.head(3), CORPUS.head(3), GOLD.head(3)
     short = corpus.assign(text=[f"red {NEEDLE}", NEEDLE, corpus["text"][2]])
     starts = [4, 0, gold["start"][2]]
@@ -174,20 +190,20 @@ def test_estimated_positions_serve_as_gold():
     [
         ({"places": [0.5]}, "places="),
         ({"places": [0, 1.5]}, "places="),
-        ({"gold": GOLD.drop(columns="end")}, "gold .* end"),
-        ({"topics": TOPICS.drop(columns="query")}, "topics .* query"),
-        ({"topics": pd.DataFrame({"qid": ["other"], "query": "?"})}, "gold .* it has 0"),
-        ({"gold": pd.concat([GOLD, GOLD])}, "several of .*'d0'"),
-        ({"gold": GOLD.assign(end=10**6)}, "no passage of 'd0'"),
-        ({"gold": GOLD.assign(end=pd.NA)}, "no passage of 'd0'"),
-        ({"gold": GOLD.assign(start=-1)}, "no passage of 'd0'"),
+        ({"gold": GOLD.drop(columns="end")}, "end"),
+        ({"topics": TOPICS.drop(columns="query")}, "query"),
+        ({"topics": pd.DataFrame({"qid": ["other"], "query": "?"})}, "gold"),
+        ({"gold": pd.concat([GOLD, GOLD])}, "'d0'"),
+        ({"gold": GOLD.assign(end=10**6)}, "'d0'"),
+        ({"gold": GOLD.assign(end=pd.NA)}, "'d0'"),
+        ({"gold": GOLD.assign(start=-1)}, "'d0'"),
         ({"corpus": CORPUS.assign(text=NEEDLE), "gold": GOLD.assign(start=0, end=len(NEEDLE))}, "no other place"),
-        ({"corpus": CORPUS.head(1)}, "'d1': .* of 0 characters"),
-        ({"systems": {"twice": pt.apply.generic(lambda frame: pd.concat([frame, frame]))}}, "'twice' .* one finite"),
-        ({"systems": {"cut": reader(None) % 1}}, "'cut' .* one finite score for each of 60"),
+        ({"corpus": CORPUS.head(1)}, "'d1'"),
+        ({"systems": {"twice": pt.apply.generic(lambda frame: pd.concat([frame, frame]))}}, "'twice'"),
+        ({"systems": {"cut": reader(None) % 1}}, "'cut'"),
     ],
 )
-def test_errors_name_what_is_wrong(changes, word):
+def test_wrong_arguments_are_refused_by_name(changes, word):
     given = {"systems": reader(None), "topics": TOPICS, "corpus": CORPUS, "gold": GOLD, **changes}
     with pytest.raises(ValueError, match=word):
         ld.position_sensitivity(**given)

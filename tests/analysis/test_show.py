@@ -77,7 +77,7 @@ def test_weights_shade_within_a_document():
     assert shades == pytest.approx([STRONGEST * 0.4, STRONGEST, STRONGEST, STRONGEST * 0.6], abs=1e-3)
 
 
-def test_numbers_say_what_shades_do():
+def test_scores_weights_and_shares_are_printed_too():
     html = ld.show(ranking())._repr_html_()
     assert re.search(r"<b>.*3\.000.*0\.500</b>", html)  # score and weight of the best
     assert "11 of 38 characters" in html
@@ -86,7 +86,7 @@ def test_numbers_say_what_shades_do():
     assert html.count("not read<br>") == 2
 
 
-def test_nothing_is_executed_or_fetched():
+def test_html_of_a_text_is_escaped_and_nothing_is_fetched():
     evil = "<script>alert(1)</script><img src=x> & 'q' \""
     html = ld.show(
         ranking(text=evil, docno="<i>d</i>", query="<u>", window_spans=[(0, 9), (9, 18), (20, 30)])
@@ -98,7 +98,7 @@ def test_nothing_is_executed_or_fetched():
     assert not re.search(r"(?<!-)color:(?! inherit)", html)  # all but the shade is the page's own colour
 
 
-def test_long_texts_open_with_a_click_and_nothing_is_lost():
+def test_a_long_text_is_folded_and_complete():
     spans = [(0, 400), (400, 500), (900, 1000)]
     text = "".join(chr(97 + i % 26) for i in range(1000))
     shown = ld.show(ranking(text=text, window_spans=spans), characters=150)
@@ -109,7 +109,7 @@ def test_long_texts_open_with_a_click_and_nothing_is_lost():
 
 
 @given(st.text(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4))
-def test_any_windows_over_any_text(text, ends):
+def test_the_whole_text_is_shown_whatever_the_windows(text, ends):
     spans = sorted((min(a, b, len(text)), min(max(a, b), len(text))) for a, b in ends)
     shown = ld.show(ranking(text=text, window_spans=spans, window_scores=[1.0] * len(spans), window_weights=None))
     seen = "".join(data for data, _, _ in page(shown).pieces)
@@ -118,16 +118,21 @@ def test_any_windows_over_any_text(text, ends):
     assert "d1" in repr(shown)
 
 
-def test_prints_as_text():
+def test_a_ranking_is_printed_as_text():
+    shown = repr(ld.show(ranking()))
+    assert all(part in shown for part in ("what <is> it", "d1", "2.000", TEXT[9:18].strip()))
+
+
+def test_documents_limits_how_many_are_shown():
     several = pd.concat([ranking(), ranking(docno="d2", rank=1, score=1.0, label=1)], ignore_index=True)
     shown = repr(ld.show(several, documents=1))
-    assert all(part in shown for part in ("what <is> it", "d1", "2.000", TEXT[9:18].strip(), "documents=2"))
     assert "d2" not in shown
+    assert "documents=2" in shown
     assert "1  d2  (score 1.000, label 1)" in repr(ld.show(several))
     assert ld.show(several)._repr_html_().count('<details class="document" open>') == 1
 
 
-def test_a_document_without_windows_says_so():
+def test_a_document_without_windows_is_shown_as_unread():
     unread = ranking(docno="d2", rank=1, window_spans=[], window_scores=[], window_weights=[])
     shown = ld.show(pd.concat([ranking(), unread]))
     assert repr(shown).splitlines()[-1].strip().startswith("no windows")
@@ -137,38 +142,45 @@ def test_a_document_without_windows_says_so():
 def test_queries_are_found_by_qid_or_text():
     both = pd.concat([ranking(), ranking(qid=2, query="other", docno="d9")], ignore_index=True)
     assert all("d9" in repr(ld.show(both, query)) for query in ("2", "other"))
-    several = pd.concat([both, ranking(qid="3", query="other")])
-    for results, query, number in ((both, None, 2), (both, "third", 0), (several, "other", 2)):
-        with pytest.raises(ValueError, match=f"{number} qids"):
-            ld.show(results, query)
 
 
-BAD = [
-    (ranking().drop(columns="window_spans"), {}, "explain=True.* window_spans"),
-    (ranking().drop(columns="window_weights"), {"by": "weight"}, "window_weights"),
-    (ranking(), {"text_field": "body"}, "text_loader=.* body"),
-    (ranking(title="zero one"), {"text_field": "title"}, "end at character 33"),
-    (ranking(), {"documents": 0}, "documents"),
-]
+@pytest.mark.parametrize(("query", "found"), [(None, 3), ("third", 0), ("other", 2)])
+def test_a_query_that_is_not_one_qid_is_refused(query, found):
+    results = pd.concat([ranking(), *(ranking(qid=qid, query="other") for qid in ("2", "3"))])
+    with pytest.raises(ValueError, match=f"{found} qids"):
+        ld.show(results, query)
 
 
-@pytest.mark.parametrize(("results", "options", "words"), BAD, ids=[words for *_, words in BAD])
-def test_what_is_missing_is_named(results, options, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(
+    ("results", "options", "name"),
+    [
+        (ranking().drop(columns="window_spans"), {}, "window_spans"),
+        (ranking().drop(columns="window_weights"), {"by": "weight"}, "window_weights"),
+        (ranking(), {"text_field": "body"}, "body"),
+        (ranking(title="zero one"), {"text_field": "title"}, "end at character 33"),
+        (ranking(), {"documents": 0}, "documents"),
+    ],
+)
+def test_missing_columns_and_wrong_arguments_are_refused_by_name(results, options, name):
+    with pytest.raises(ValueError, match=name):
         ld.show(results, **options)
 
 
-def test_ranks_and_labels_may_be_written_as_text():
+def test_ranks_and_labels_may_be_strings():
     several = pd.concat([ranking(), ranking(docno="d2", rank=1, label="1")])
     shown = ld.show(several.assign(rank=["10", "9"]))
     assert [(document.docno, document.label) for document in shown.documents] == [("d2", 1.0), ("d1", None)]
     assert "d2  (score 2.000, label 1)" in repr(shown)
+
+
+def test_documents_without_ranks_are_shown_by_score():
+    several = pd.concat([ranking(), ranking(docno="d2")])
     by_score = several.drop(columns="rank").assign(score=[1.0, 2.0])
     assert [document.docno for document in ld.show(by_score).documents] == ["d2", "d1"]
 
 
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max"])
-def test_results_of_models(name):
+def test_results_of_models_are_shown_with_their_best_window(name):
     cls, options = systems.SYSTEMS[name]
     results = tiny.results()
     frame = cls(tiny.encoder(), explain=True, **options)(results)
