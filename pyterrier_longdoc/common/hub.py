@@ -17,6 +17,9 @@ WITHOUT_HUB = (
 )
 """A way out, for messages."""
 
+_KINDS = ("json", "safetensors", "txt", "model", "metadata", "jinja", "py")
+"""Files of a checkpoint; code among them is not run by itself."""
+
 
 def reachable(name: str, *, weights: bool = True) -> str:
     """Return where to load a checkpoint from: its name if the hub has it, else the folder of its copy in the cache.
@@ -66,6 +69,13 @@ def find_file(name: str, path: str) -> Path | None:
         ) from None
     except EntryNotFoundError:
         return None
+
+
+def local_folder(name: str) -> str:
+    """Return the folder of a checkpoint that `reachable` found; the hub's files are downloaded, but no pickles."""
+    if Path(name).is_dir():
+        return name
+    return huggingface_hub.snapshot_download(name, allow_patterns=[f"*.{kind}" for kind in _KINDS])
 
 
 def refuse_pointer(file: Path) -> None:

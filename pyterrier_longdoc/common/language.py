@@ -215,27 +215,37 @@ def digest(text: str) -> int:
 
 _PROBE = 'Die Größe: 1,024 naïve cafés in São Paulo; Москва, Ελλάδα, 東京 & "don\'t" (e.g. U.S.) re-read 3.14%?!'
 
+_CURE = 'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json'
+
 
 def load_tokenizer(name: str, **options: Any) -> Any:
-    """Load the tokenizer of a folder or of the hub; ValueError if it does not split texts as its tokenizer.json does.
-
-    Transformers makes a tokenizer of the class that tokenizer_config.json names, or that belongs to the architecture,
-    and takes only the vocabulary from tokenizer.json.
-    """
-    from tokenizers import Tokenizer
+    """Load the tokenizer of a folder or of the hub; see `check_tokenizer`."""
     from transformers import AutoTokenizer
 
-    from .hub import find_file
-
-    cure = 'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json'
     try:
         # By its full path, as it is found again by this name: in explanations, for instance.
         tokenizer = AutoTokenizer.from_pretrained(full_name(name), **options)
     except Exception as error:  # tokenizers raises nothing more specific for damaged files
         hint = (
-            f". If tokenizer.json is not of the class's kind, {cure}" if isinstance(error, TypeError | KeyError) else ""
+            f". If tokenizer.json is not of the class's kind, {_CURE}"
+            if isinstance(error, TypeError | KeyError)
+            else ""
         )
         raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {error}{hint}") from error
+    check_tokenizer(name, tokenizer)
+    return tokenizer
+
+
+def check_tokenizer(name: str, tokenizer: Any) -> None:
+    """Raise ValueError for a tokenizer without words, or one that does not split texts as its tokenizer.json does.
+
+    Transformers makes a tokenizer of the class that tokenizer_config.json names, or that belongs to the architecture,
+    and takes only the vocabulary from tokenizer.json.
+    """
+    from tokenizers import Tokenizer
+
+    from .hub import find_file
+
     # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(
@@ -245,9 +255,8 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     if file is not None and not _splits_alike(tokenizer.backend_tokenizer, Tokenizer.from_file(str(file))):
         raise ValueError(
             f"the tokenizer of {name!r} is loaded as a {type(tokenizer).__name__}, which does not split words as its "
-            f"tokenizer.json does: {cure}"
+            f"tokenizer.json does: {_CURE}"
         )
-    return tokenizer
 
 
 def _splits_alike(loaded: Any, stored: Any) -> bool:

@@ -5,6 +5,7 @@ Shapes: B documents, N windows of a document, V token sequences, H width of an e
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 from collections.abc import Sequence
@@ -21,20 +22,12 @@ from ..common.coverage import Coverage
 from ..common.files import folder_digest
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
-from .backbones.load import Backbone, load_encoder
-from .backbones.sentence_transformers_files import (
-    Dense,
-    check_field,
-    load_dense,
-    longest_of,
-    modules_of,
-    pooling_of,
-    read_json,
-    transformer_settings,
-)
+from .backbones.load import Backbone, encoder_of, load_encoder
+from .backbones.modules import VECTOR, load_model
+from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .devices import current_dtype
 from .encoder import WindowEncoder, distinct
-from .inputs import Encoded, Input, Inputs, QueryStates, Settings, to_dense
+from .inputs import Encoded, Input, Inputs, Pass, QueryStates, Settings, to_dense
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
 from .weights import WeightsWatch
@@ -97,14 +90,34 @@ class EmbeddingEncoder(WindowEncoder):
         defaults = shared.settings
         query_prefix = defaults.query_prefix if query_prefix is None else query_prefix
         passage_prefix = defaults.passage_prefix if passage_prefix is None else passage_prefix
-        if (query_prefix or passage_prefix) and not defaults.pools_prompt:
-            raise ValueError("this checkpoint leaves its prompt out of the mean, but BiEncoder's prefixes count in it")
-        pooling = _choose("pooling", pooling, defaults.pooling, EMBEDDING_POOLINGS)
         self.prefixes = query_prefix, passage_prefix
+        self.prompt_lengths = shared.prompt_length(query_prefix), shared.prompt_length(passage_prefix)
         self.position_step = position_step
-        super().__init__(replace(shared.backbone, pooling=pooling, representation=defaults.projection))
+        super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
         self.shared = shared
-        self.similarity = _choose("similarity", similarity, defaults.similarity, SIMILARITIES)
+        self.side = "document"
+        self.modules_after = shared.after
+        if pooling and shared.after is not None:
+            self.modules_after = copy.deepcopy(shared.after)
+            for module in self.modules_after.modules():
+                if hasattr(module, "pooling_mode"):
+                    module.pooling_mode = pooling
+        self.similarity = similarity or defaults.similarity or SIMILARITIES[0]
+        if self.similarity not in SIMILARITIES:
+            raise ValueError(
+                f"this checkpoint was trained with the similarity {self.similarity!r}, which BiEncoder does not have: "
+                f"similarity={' or '.join(map(repr, SIMILARITIES))} uses another one"
+            )
+        self.of_queries: EmbeddingEncoder | None = None
+        if shared.of_queries is not None:
+            self.of_queries = EmbeddingEncoder(
+                shared.of_queries,
+                pooling=pooling,
+                similarity=similarity,
+                query_prefix=query_prefix,
+                passage_prefix=passage_prefix,
+                position_step=position_step,
+            )
 
     def make_reader(self, settings: Settings) -> SeparateReader:
         lengths = self.shared.settings.query_length, self.shared.settings.document_length
@@ -121,34 +134,54 @@ class EmbeddingEncoder(WindowEncoder):
     def make_runtime(self, name: str) -> Any:
         return self.shared.runtimes.setdefault(name, super().make_runtime(name))
 
+    def use(self, settings: Settings, needs: str) -> None:
+        super().use(settings, needs)
+        if self.of_queries is not None:
+            self.of_queries.use(settings, needs)
+
     def refresh(self) -> None:
         super().refresh()
         self.shared.forget_if_changed(self)
+        if self.of_queries is not None:
+            self.of_queries.refresh()
 
     def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
-        queries = self._embed([pair.query_input for pair in pairs], coverage)  # (P, H)
-        windows = self._embed([one for pair in pairs for one in pair.windows], coverage)  # (V, H)
+        queries = (self.of_queries or self).embed([pair.query_input for pair in pairs], coverage, "query")  # (P, H)
+        windows = self.embed([one for pair in pairs for one in pair.windows], coverage, "document")  # (V, H)
         mask = torch.ones(len(queries), 1, dtype=torch.bool, device=self.device)
         documents = to_dense(windows, [len(pair.windows) for pair in pairs])
         return replace(documents, query=QueryStates(queries.unsqueeze(1), mask))
 
-    def _embed(self, inputs: Sequence[Any], coverage: Coverage | None) -> torch.Tensor:
-        """Return `(V, H)` fp32 embeddings of V inputs; remembered ones are not encoded again."""
-        made_by, (unique, numbers) = self.shared.settings, distinct(inputs)
+    def embed(self, inputs: Sequence[Any], coverage: Coverage | None, side: str) -> torch.Tensor:
+        """Return `(V, H)` fp32 embeddings of V queries or windows; remembered ones are not encoded again."""
+        unique, numbers = distinct(inputs)
+        self.side = side
 
         def embed(new: list[int]) -> np.ndarray:
-            vectors = self.vectors([unique[i] for i in new], coverage)
-            if made_by.normalizes:
-                vectors = nn.functional.normalize(vectors, dim=-1)
-            vectors = vectors[:, : made_by.truncate_dim]
+            vectors = self.vectors([unique[i] for i in new], coverage)[:, : self.shared.settings.truncate_dim]
             if self.similarity == "cosine":
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
-        setting = self.pooling, self.similarity, current_dtype(self.device), self.device.type, self.runtime.name
+        computed = current_dtype(self.device), self.device.type, self.runtime.name
+        setting = side, self.pooling, self.similarity, *computed
         embeddings = self.shared.cache.through([(setting, one.key) for one in unique], embed)
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
+
+    def pooled(self, states: torch.Tensor, batch: Pass) -> torch.Tensor:
+        if self.modules_after is None:
+            return super().pooled(states, batch)
+        prompt_length = self.prompt_lengths[0 if self.side == "query" else 1]
+        features = {
+            "token_embeddings": states,
+            "attention_mask": batch.mask,
+            "input_ids": batch.input_ids,
+            "modality": "text",
+            **({} if prompt_length is None else {"prompt_length": prompt_length}),
+        }
+        vectors: torch.Tensor = self.modules_after(features, task=self.side)[VECTOR]
+        return vectors
 
 
 class Similarity(nn.Module):
@@ -180,31 +213,38 @@ class Similarity(nn.Module):
         """Accept any number."""
 
 
-def _choose(argument: str, value: str | None, default: str | None, choices: tuple[str, ...]) -> str:
-    """Return the value, else the checkpoint's, else the first choice; ValueError if it is not one of the choices."""
-    choice = value or default or choices[0]
-    if choice not in choices:
-        raise ValueError(
-            f"this checkpoint was trained with the {argument} {choice!r}, which BiEncoder does not have: "
-            f"{argument}={' or '.join(map(repr, choices))} uses another one"
-        )
-    return choice
-
-
 class SharedEncoder:
-    """A loaded encoder with its remembered embeddings; this package never trains it."""
+    """A loaded encoder with its remembered embeddings; this package never trains it.
 
-    def __init__(self, backbone: Backbone, settings: EmbeddingSettings) -> None:
+    Attributes:
+        backbone: the encoder.
+        settings: how a checkpoint of sentence-transformers embeds.
+        after: its model without the encoder, from the tokens' states to the embedding; None for a plain encoder.
+        of_queries: the encoder of queries; None if it is the same.
+    """
+
+    def __init__(
+        self, backbone: Backbone, settings: EmbeddingSettings, after: Any = None, transformer: Any = None
+    ) -> None:
         self.backbone = backbone
         self.settings = settings
+        self.after = after
+        self.of_queries: SharedEncoder | None = None
         self.cache = EmbeddingCache()
         self.runtimes: dict[str, Any] = {}
         self._weights = WeightsWatch()
+        self._transformer = transformer
 
     def forget_if_changed(self, encoder: nn.Module) -> None:
         """Forget the embeddings if the weights that made them have changed."""
         if self._weights.changed(encoder, contents=True):
             self.cache.clear()
+
+    def prompt_length(self, prompt: str) -> int | None:
+        """Return how many tokens of an input a prompt and what stands before it take; None if that does not matter."""
+        if not prompt or self._transformer is None:
+            return None
+        return int(self._transformer.preprocess(["a"], prompt=prompt)["prompt_length"])
 
 
 _LOADED: weakref.WeakValueDictionary[tuple[Any, ...], SharedEncoder] = weakref.WeakValueDictionary()
@@ -223,94 +263,85 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
     key = (name, folder_digest(name), trust_remote_code, device)
     encoder = _LOADED.get(key)
     if encoder is None:
-        name = reachable(name)
-        backbone = load_encoder(name, trust_remote_code=trust_remote_code)
-        encoder = SharedEncoder(backbone, embedding_settings(name, backbone.tokenizer))
-        _LOADED[key] = encoder
+        _LOADED[key] = encoder = load_shared(reachable(name), trust_remote_code=trust_remote_code)
     return encoder
 
 
-_PASSAGE_PROMPTS = ("document", "passage", "corpus")
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a checkpoint's token states become one embedding.
+    """How a checkpoint embeds texts, besides its modules.
 
     Attributes:
-        pooling: `"mean"`, `"cls"`, or one that `BiEncoder` does not have; None if no file names it.
-        projection: the dense layer after pooling; None without one.
-        pools_prompt: whether the tokens of a prefix count in the mean.
         similarity: `"cosine"`, `"dot"`, or one that `BiEncoder` does not have; None if no file names it.
         query_prefix: put before queries.
         passage_prefix: put before passages.
-        normalizes: whether embeddings have length 1 before they are compared, whatever the similarity.
         truncate_dim: how many numbers of an embedding count; None for all.
         query_length: most tokens of a query, special ones included; None if no file tells.
         document_length: most tokens of a passage, special ones included; None if no file tells.
     """
 
-    pooling: str | None = None
-    projection: Dense | None = None
-    pools_prompt: bool = True
     similarity: str | None = None
     query_prefix: str = ""
     passage_prefix: str = ""
-    normalizes: bool = False
     truncate_dim: int | None = None
     query_length: int | None = None
     document_length: int | None = None
 
 
-def embedding_settings(name: str, tokenizer: Any) -> EmbeddingSettings:
-    """Read `modules.json` and `config_sentence_transformers.json`; empty settings if there are none."""
-    pooling, projection, pools_prompt = None, None, True
-    kinds: list[str] = []
-    for kind, path in modules_of(name):
-        config = read_json(name, Path(path, "config.json").as_posix()) or {}
-        if kind == "Pooling":
-            pooling, pools_prompt = pooling_of(config), config.get("include_prompt", True)
-        elif kind == "Dense" and kinds[-1:] == ["Pooling"]:
-            projection = load_dense(name, path)
-        elif kind == "Normalize" and "Pooling" in kinds:
-            check_field(name, path, config)
-        elif kind != "Transformer" or kinds:
-            after = f" after {kinds[-1]}" if kinds else ""
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
+
+
+def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
+    """Load a bi-encoder of sentence-transformers with its modules, or a plain encoder."""
+    kind = kind_of(name)
+    if kind in (None, "CrossEncoder"):
+        return SharedEncoder(load_encoder(name, trust_remote_code=trust_remote_code), EmbeddingSettings())
+    if kind != "SentenceTransformer":
+        cure = "MaxSim reads it" if kind == "MultiVectorEncoder" else "it has no embeddings of texts"
+        raise ValueError(f"checkpoint {name!r} is a {kind} of sentence-transformers, not a bi-encoder: {cure}")
+    model = load_model(name, kind, trust_remote_code=trust_remote_code)
+    [(_, path), *_] = modules_of(name)
+    if not hasattr(model[0], "sub_modules"):
+        shared = _shared(name, model, model[0], path, trust_remote_code=trust_remote_code)
+        model[0] = nn.Identity()
+        return shared
+    router, encoders = model[0], {}
+    if router.route_mappings:
+        raise ValueError(f"checkpoint {name!r} has route_mappings={router.route_mappings!r}: they are not applied")
+    structure = read_json(name, Path(path, "router_config.json").as_posix())["structure"]
+    for side in ("document", "query"):
+        route = side if side in router.sub_modules else router.default_route
+        transformer, where = router.sub_modules[route][0], Path(path, structure[route][0]).as_posix()
+        if where not in encoders:
+            encoders[where] = _shared(name, model, transformer, where, trust_remote_code=trust_remote_code)
+        router.sub_modules[route][0] = nn.Identity()
+    shared, *others = encoders.values()
+    for of_queries in others:
+        shared.of_queries = of_queries
+        shared.settings = replace(shared.settings, query_length=of_queries.settings.query_length)
+        first, second = shared.backbone, of_queries.backbone
+        if first.tokenizer.get_vocab() != second.tokenizer.get_vocab() or first.longest_input != second.longest_input:
             raise ValueError(
-                f"checkpoint {name!r} has a {kind} layer{after} for its embeddings, which BiEncoder cannot apply"
+                f"checkpoint {name!r} has two tokenizers or lengths: BiEncoder needs the same for all texts"
             )
-        kinds.append(kind)
-    model_config = read_json(name, "config_sentence_transformers.json") or {}
-    prompts = model_config.get("prompts") or {}
-    default_prompt = prompts.get(model_config.get("default_prompt_name"))
-    query_length, document_length = _lengths(name, tokenizer) if kinds else (None, None)
-    return EmbeddingSettings(
-        pooling,
-        projection,
-        pools_prompt,
-        similarity=model_config.get("similarity_fn_name"),
-        # An empty prompt is one, too: sentence-transformers puts no other in its place.
-        query_prefix=prompts.get("query", default_prompt) or "",
-        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if key in prompts), default_prompt) or "",
-        normalizes="Normalize" in kinds,
-        truncate_dim=model_config.get("truncate_dim"),
-        query_length=query_length,
-        document_length=document_length,
+    return shared
+
+
+def _shared(name: str, model: Any, module: Any, path: str, *, trust_remote_code: bool) -> SharedEncoder:
+    """Return the encoder of a Transformer with what a model does after it; ValueError for what cannot be applied."""
+    backbone = encoder_of(name, module, path, trust_remote_code=trust_remote_code)
+    if module.query_expansion is not None:
+        raise ValueError(f"checkpoint {name!r} has query_expansion={module.query_expansion!r}: it is for MaxSim alone")
+    general, longest = read_json(name, "config_sentence_transformers.json") or {}, module.max_seq_length
+    # The library adds prompts "query" and "document", both empty, to a file without: they would hide the others.
+    prompts = general.get("prompts") or {}
+    default = prompts.get(general.get("default_prompt_name"))
+    settings = EmbeddingSettings(
+        similarity=general.get("similarity_fn_name"),
+        query_prefix=prompts.get("query", default) or "",
+        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if key in prompts), default) or "",
+        truncate_dim=model.truncate_dim,
+        query_length=module.query_length or longest,
+        document_length=module.document_length or longest,
     )
-
-
-def _lengths(name: str, tokenizer: Any) -> tuple[int, int]:
-    """Return the most tokens of a query and of a passage; ValueError for settings that BiEncoder cannot apply."""
-    settings = transformer_settings(name)
-    reading = settings.get("modality_config") or {"text": {}}
-    refused = {
-        "processing_kwargs": settings.get("processing_kwargs"),
-        "query_expansion": settings.get("query_expansion"),
-        "transformer_task": settings.get("transformer_task") not in (None, "feature-extraction"),
-        "modality_config": "text" not in reading,
-    }
-    for key, is_refused in refused.items():
-        if is_refused:
-            raise ValueError(f"checkpoint {name!r} has {key}={settings[key]!r}, which BiEncoder cannot apply")
-    longest = longest_of(name, settings, tokenizer)
-    return settings.get("query_length") or longest, settings.get("document_length") or longest
+    return SharedEncoder(backbone, settings, model, module)

@@ -181,7 +181,7 @@ class WindowEncoder(nn.Module):
             order.sort(key=lambda row: row not in query_collector.first)
         vectors = []
         for rows, batch, states in self.passes(inputs, order, coverage, needs == "all"):
-            vectors.append(self._vectors(states[-1], batch.mask))
+            vectors.append(self.pooled(states[-1], batch))
             query_collector.add(rows, states)
             if match_collector is not None:
                 match_collector.add(rows, batch, states)
@@ -196,7 +196,7 @@ class WindowEncoder(nn.Module):
         unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
         order, vectors = by_length(map(len, unique)), []
         for _, batch, states in self.passes(unique, order, coverage):
-            vectors.append(self._vectors(states[-1], batch.mask))
+            vectors.append(self.pooled(states[-1], batch))
         return torch.cat(vectors)[torch.tensor(order).argsort()[numbers]].float()
 
     def token_states(
@@ -315,11 +315,11 @@ class WindowEncoder(nn.Module):
             nn.functional.pad(states, (0, 0, 0, missing)), nn.functional.pad(query.mask, (0, missing)), size is not None
         )
 
-    def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def pooled(self, states: torch.Tensor, batch: Pass) -> torch.Tensor:
         """Return `(V', H)` vectors: the representation of the pooled states, or for `"late"` the other way round."""
         if self.pooling == "late":
-            return self._pool(self.representation(states), mask)
-        return self.representation(self._pool(states, mask))
+            return self._pool(self.representation(states), batch.mask)
+        return self.representation(self._pool(states, batch.mask))
 
     def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":

@@ -25,8 +25,10 @@ from ..common.coverage import Coverage
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from ..common.store import ArrayStore
-from .backbones.load import Backbone, build_backbone, load_encoder, values_of
-from .backbones.multi_vector_files import load_token_vectors
+from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder, values_of
+from .backbones.modules import TOKENS, load_model, steps_of
+from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
+from .backbones.steps import RepresentationSteps
 from .heads.base import WarmStart
 from .heads.maxsim import MaxSimStart
 from .inputs import Encoded, Input, Inputs, Settings, to_dense
@@ -60,16 +62,88 @@ def build_token_backbone(description: dict[str, Any], tokenizer: Any) -> TokenBa
     return TokenBackbone(**vars(build_backbone({**description, "options": options}, tokenizer)), vectors=vectors)
 
 
+DIMENSIONS = 128
+"""Width of a new projection: ColBERT's (Khattab & Zaharia 2020, section 4)."""
+
+
 def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> TokenBackbone:
     """Load a late-interaction checkpoint, or an encoder with a projection that is random by seed."""
     name = reachable(encoder_folder(name))
-    backbone = load_encoder(name, trust_remote_code=trust_remote_code)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        vectors, projection = load_token_vectors(name, backbone.tokenizer, backbone.state_size)
+    if kind_of(name) == "MultiVectorEncoder":
+        model = load_model(name, "MultiVectorEncoder", trust_remote_code=trust_remote_code)
+        [(_, path), *_] = modules_of(name) or [("", "")]
+        backbone = encoder_of(name, model[0], path, trust_remote_code=trust_remote_code)
+        vectors, projection = token_vectors_of(name, model, backbone)
+    else:
+        architectures = (read_json(name, "config.json") or {}).get("architectures") or [""]
+        if architectures[0].endswith("ForRetrieval"):
+            raise ValueError(
+                f"checkpoint {name!r} is a {architectures[0]}, which retrieves images: MaxSim cannot read it"
+            )
+        backbone, vectors = load_encoder(name, trust_remote_code=trust_remote_code), TokenVectors(trained=False)
+        linear = {"inputs": backbone.state_size, "bias": False, "activation": "Identity", "residual": False}
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            projection = RepresentationSteps([{"kind": "dense", **linear, "outputs": DIMENSIONS}], backbone.state_size)
     # The last steps of a cross-encoder expect a state that depends on the query.
     parts = vars(backbone) | {"representation": projection, "final": None, "pooling": "cls"}
     return TokenBackbone(**parts, vectors=vectors)
+
+
+def token_vectors_of(name: str, model: Any, backbone: Backbone) -> tuple[TokenVectors, RepresentationSteps]:
+    """Return how a model of sentence-transformers makes vectors of tokens, and its projection.
+
+    ValueError for modules and settings that `TokenVectors` does not have.
+    """
+    transformer, *modules = model
+    tokenizer, longest = backbone.tokenizer, transformer.max_seq_length
+    expansion = transformer.query_expansion or {"length": 0, "attend": False}
+    is_fixed = expansion.get("strategy") == "fixed"
+    settings: dict[str, Any] = {
+        "query_prefix": model.prompts.get("query") or "",
+        "document_prefix": model.prompts.get("document") or "",
+        "query_length": expansion["length"] if is_fixed else transformer.query_length or longest,
+        "document_length": transformer.document_length or longest,
+        "attends": expansion["attend"],
+        "normalize": False,
+        "mean": model.similarity_fn_name == "meanmaxsim",
+    }
+    layers: list[Any] = []
+    for place, module in enumerate(modules):
+        kind, field = type(module).__name__, getattr(module, "module_output_name", TOKENS)
+        is_last = place == len(modules) - 1
+        if kind == "Dense" and len(layers) == place:
+            layers.append(module)
+        elif kind == "MultiVectorMask" and not module.keep_only_token_ids:
+            settings |= {"skipped": _ids(tokenizer, module.skiplist_words), "skips_in": module.skiplist_tasks}
+        elif kind == "HierarchicalTokenPooling" and is_last and set(module.tasks) == {"document"}:
+            pooling = module.pool_factor, module.num_protected_tokens, module.normalize_embeddings
+            settings |= dict(zip(("pooling", "protected", "pooling_normalizes"), pooling, strict=True))
+        elif kind == "Normalize" and module.module_input_name == TOKENS:
+            settings["normalize"] = True
+        else:
+            field = kind
+        if field != TOKENS:
+            kinds = ", ".join(type(each).__name__ for each in modules)
+            raise ValueError(
+                f"checkpoint {name!r} has the modules {kinds}, and MaxSim cannot apply {module}: it knows Dense, "
+                f"MultiVectorMask (without keep_only_token_ids), Normalize and HierarchicalTokenPooling over "
+                f"{TOKENS!r}, in this order"
+            )
+    # Tokens that are not attended to count only where this module says so.
+    if expansion["attend"] or any(type(module).__name__ == "MultiVectorMask" for module in modules):
+        filler = expansion.get("token") or tokenizer.mask_token or tokenizer.eos_token
+        settings["expand_to"] = expansion["length"]
+        if expansion["length"]:
+            (settings["expand_with"],) = _ids(tokenizer, [filler]) or (tokenizer.unk_token_id,)
+    return TokenVectors(**settings), steps_of(name, layers, backbone.state_size, TOKENS)
+
+
+def _ids(tokenizer: Any, words: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of words that are one token each; the others would stand for all unknown words."""
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
+    unknown = (None, tokenizer.unk_token_id)
+    return tuple(sorted(i for word, i in ids.items() if i not in unknown or word == tokenizer.unk_token))
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,8 @@ class BiEncoder(Reranker):
     Args:
         backbone: a Hugging Face encoder that was trained to embed texts, or a folder.
         aggregation: `"first"` window, `"max"` or `"avg"` of the windows' similarities.
-        pooling: `"mean"` of the token states or `"cls"`; None for what a sentence-transformers checkpoint names (its
-            dense layer, if it has one, is applied too), else `"mean"`.
+        pooling: `"mean"` of the token states or `"cls"`; None for what a sentence-transformers checkpoint names, else
+            `"mean"`. The checkpoint's layers after it are applied in any case.
         similarity: `"cosine"` or `"dot"`; None for what a sentence-transformers checkpoint names, else cosine.
         query_prefix: put before every query, e.g. `"query: "` for E5; None for what a sentence-transformers checkpoint
             names, else nothing.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
@@ -207,10 +209,8 @@ def test_batch_padding_and_order_change_no_score(name):
         ("3_MultiVectorMask/config.json", {"keep_only_token_ids": [3]}, "keep_only_token_ids"),
         ("2_Dense/config.json", {"module_input_name": "sentence_embedding"}, "sentence_embedding"),
         ("2_Dense/config.json", {"activation_function": "numpy.tanh"}, "numpy.tanh"),
-        ("config.json", {"architectures": ["ColPaliForRetrieval"]}, "ColPaliForRetrieval"),
-        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}, "modality_config"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 9}}}, "processing_kwargs"),
-        ("sentence_bert_config.json", {"config_args": {"num_hidden_layers": 1}}, "config_args"),
         ("tokenizer_config.json", {"truncation_side": "left"}, "truncation_side"),
         (
             "sentence_bert_config.json",
@@ -229,9 +229,9 @@ def test_settings_that_cannot_be_applied_are_refused(file, values, message, tmp_
 @pytest.mark.parametrize(
     ("place", "kind", "message"),
     [
-        (3, "sentence_transformers.models.WordWeights", "cannot apply the WordWeights"),
-        (2, "sentence_transformers.base.modules.normalize.Normalize", "cannot apply the Dense"),
-        (0, "sentence_transformers.models.Router", "begins with a Router"),
+        (3, "sentence_transformers.models.WordWeights", "WordWeights"),
+        (2, "sentence_transformers.base.modules.normalize.Normalize", "cannot apply Dense"),
+        (0, "sentence_transformers.models.Router", "cannot load"),
     ],
 )
 def test_unknown_modules_are_refused_by_name(place, kind, message, tmp_path):
@@ -712,13 +712,47 @@ def test_weights_for_other_markers_must_be_trained():
     assert not ld.MaxSim(folder).start_from(ld.MaxSim(STANFORD)).model.ready
 
 
-def test_lower_case_that_the_tokenizer_does_not_make_is_refused(tmp_path):
-    folder = copy_of(PLAIN, tmp_path)
+def test_lower_case_that_the_tokenizer_does_not_make_is_made(tmp_path):
+    folder, query, texts = copy_of(PLAIN, tmp_path), ["Old DOG"], ["A Cat", "the RED fish"]
+    tiny.cased(str(folder))
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "normalizer": None}))
-    with pytest.raises(ValueError, match="do_lower_case"):
-        ld.MaxSim(str(folder))(frame(QUERIES, ["a cat"]))
+    expected = theirs(reference(str(folder)), query, texts)
+    np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(query, texts)), expected, **CLOSE)
+
+
+def test_arguments_with_which_a_checkpoint_is_loaded_count(tmp_path):
+    folder, texts = copy_of(PLAIN, tmp_path), ["the cat", "a red fish"]
+    change(folder / "sentence_bert_config.json", config_args={"num_hidden_layers": 1})
+    expected = theirs(reference(str(folder)), QUERIES, texts)
+    np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(QUERIES, texts)), expected, **CLOSE)
+
+
+def test_checkpoints_that_retrieve_images_are_refused(tmp_path):
+    change(Path(tiny.checkpoint(tmp_path, labels=None)) / "config.json", architectures=["ColPaliForRetrieval"])
+    with pytest.raises(ValueError, match="ColPaliForRetrieval"):
+        ld.MaxSim(tmp_path)(frame(QUERIES, [LONG]))
+
+
+@pytest.mark.parametrize("folder", [PLAIN, STANFORD])
+def test_missing_weights_are_refused(folder, tmp_path):
+    folder = copy_of(folder, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("output.dense.weight"))
+    save_file(
+        {key: value for key, value in weights.items() if key != name}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match="lacks 1 weights"):
+        ld.MaxSim(folder)(frame(QUERIES, [LONG]))
+
+
+def test_a_saved_model_is_loaded_without_the_library_of_its_checkpoint(tmp_path, monkeypatch):
+    model, rows = ld.MaxSim(PLAIN), frame(QUERIES, [LONG])
+    expected = scores(model, rows)
+    model.save(tmp_path)
+    monkeypatch.setitem(sys.modules, "sentence_transformers.multi_vector_encoder", None)
+    np.testing.assert_allclose(scores(ld.MaxSim.load(tmp_path), rows), expected, **CLOSE)
+    with pytest.raises(ImportError, match="pip install sentence-transformers"):
+        ld.MaxSim(PLAIN)(rows)
 
 
 def test_one_task_may_be_a_word():

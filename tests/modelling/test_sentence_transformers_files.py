@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.packaged import packaged_models
+from pyterrier_longdoc.modelling.backbones import modules
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 
 from ..support import tiny, tiny_answers
@@ -63,11 +65,11 @@ def stored(folder, kind="ettin", **settings):
     else:
         tiny.checkpoint(folder / "base", family, labels=None)
     torch.manual_seed(1)
-    modules = [Transformer(str(folder / "base")), Pooling(32, pooling), *layers()]
-    for module in modules[2:]:
+    chain = [Transformer(str(folder / "base")), Pooling(32, pooling), *layers()]
+    for module in chain[2:]:
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
-    model = CrossEncoder(modules=modules, device="cpu", **settings)
+    model = CrossEncoder(modules=chain, device="cpu", **settings)
     model.save_pretrained(str(folder / "stored"))
     return model, str(folder / "stored")
 
@@ -198,20 +200,30 @@ def test_a_function_of_the_scores_in_an_older_checkpoint_is_read(key, tmp_path):
         load_backbone(folder)
 
 
-def test_parts_that_are_not_known_or_missing(tmp_path):
+def test_missing_weights_of_a_layer_are_refused(tmp_path):
     folder = Path(stored(tmp_path)[1])
     weights = load_file(folder / "4_Dense" / "model.safetensors")
     save_file({"linear.weight": weights["linear.weight"]}, folder / "4_Dense" / "model.safetensors")
-    with pytest.raises(RuntimeError, match=r"linear\.bias"):
+    with pytest.raises(ValueError, match=r"linear\.bias"):
         load_backbone(str(folder))
     (folder / "4_Dense" / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"4_Dense/model\.safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
         load_backbone(str(folder))
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[3]["type"] = "sentence_transformers.base.modules.normalize.Normalize"
-    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def test_a_module_that_cannot_be_taken_over_is_named(tmp_path):
+    folder = Path(stored(tmp_path)[1])
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[3]["type"] = "sentence_transformers.base.modules.normalize.Normalize"
+    (folder / "modules.json").write_text(json.dumps(listed))
     with pytest.raises(ValueError, match="Normalize"):
         load_backbone(str(folder))
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_packaged_models_are_loaded_without_the_library(name, monkeypatch):
+    monkeypatch.setattr(modules, "library", None)
+    assert ld.CrossEncoder.load(name, device="cpu").is_trained
 
 
 def test_with_a_pooling_of_one_s_own_the_head_is_left_out(tmp_path):

@@ -22,7 +22,8 @@ def describe(folder: Path, **configs: dict) -> Path:
         path = f"{i}_{kind}"
         modules.append({"idx": i, "name": str(i), "path": path, "type": MODULES + kind})
         (folder / path).mkdir(exist_ok=True)
-        (folder / path / "config.json").write_text(json.dumps(config))
+        size = {"word_embedding_dimension": 32} if kind == "Pooling" else {}
+        (folder / path / "config.json").write_text(json.dumps({**size, **config}))
     (folder / "modules.json").write_text(json.dumps(modules))
     return folder
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -24,8 +25,8 @@ from transformers import (
     PretrainedConfig,
 )
 
-from ...common.hub import find_file, reachable, refuse_pointer
-from ...common.language import load_tokenizer
+from ...common.hub import find_file, local_folder, reachable, refuse_pointer
+from ...common.language import check_tokenizer, load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
 from ..templates import TEMPLATES, Template, names_roles, template_of_roles
@@ -53,16 +54,9 @@ from .classifiers import (
     take_apart,
     without_pooler,
 )
-from .multi_vector_files import late_interaction_format
-from .sentence_transformers_files import (
-    CrossEncoderFiles,
-    RepresentationSteps,
-    check_lower_case,
-    cross_encoder_files,
-    load_layers,
-    read_json,
-    read_weights,
-)
+from .modules import check_transformer, load_head
+from .sentence_transformers_files import CrossEncoderFiles, check_lower_case, cross_encoder_files, kind_of, read_json
+from .steps import RepresentationSteps
 from .t5 import ENCODER_DECODERS, FirstStep
 
 logger = logging.getLogger(__name__)
@@ -182,7 +176,7 @@ def load_backbone(
     if config.is_encoder_decoder:
         _check_encoder_decoder(name, config.model_type, options, pairs=pairs)
     files = _files_for_pairs(name) if pairs else None
-    layers = () if files is None else files.layers
+    modules = () if files is None else files.modules
     classifies = has_known_head(config)
     if is_classifier(config):
         _check_labels(name, config.num_labels, config.id2label if classifies else None)
@@ -194,7 +188,7 @@ def load_backbone(
         options = replace(options, template=template, prompt=prompt)
     answers = None if options.template is None else options.template.answers
     auto_class: Any = AutoModelForSequenceClassification if classifies else AutoModel
-    if classifies or layers:
+    if classifies or modules:
         answers = None
     elif answers is not None:
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -202,10 +196,10 @@ def load_backbone(
     model = load_pretrained(auto_class, name, config, trust_remote_code=trust_remote_code, **attention)
     if answers is not None:
         parts = take_answers(model, tokenizer, answers)
-    elif files is not None and layers:
-        steps, scores = load_layers(name, layers, int(config.hidden_size))
+    elif files is not None and modules:
+        steps, scores, pooling = load_head(name, modules, files.prompt)
         _check_labels(name, scores.out_features, {})
-        parts = Parts(without_pooler(model), steps, one_logit(scores), str(files.pooling))
+        parts = Parts(without_pooler(model), steps, one_logit(scores), pooling)
     else:
         parts = take_apart(model)
     _warn_of_lost_head(name, config, parts)
@@ -215,6 +209,27 @@ def load_backbone(
 def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
     """Load a checkpoint that reads texts one by one; see `load_backbone`."""
     return load_backbone(name, trust_remote_code=trust_remote_code, pairs=False)
+
+
+def encoder_of(name: str, module: Any, path: str, *, trust_remote_code: bool = False) -> Backbone:
+    """Return the encoder of a model of sentence-transformers.
+
+    Args:
+        name: the checkpoint.
+        module: the model's first module.
+        path: its folder in the checkpoint.
+        trust_remote_code: take the model that code of the checkpoint made.
+    """
+    transformer, folder = check_transformer(name, module), str(Path(local_folder(name), path))
+    model, tokenizer, config_json = transformer.auto_model, transformer.tokenizer, checkpoint_config(folder)
+    if is_published_layout(config_json) and not trust_remote_code:
+        return _load_alibi(folder, config_json, BackboneOptions())
+    # Only its shapes: the library does not say which weights it has not found.
+    load_pretrained(type(model), folder, model.config, trust_remote_code=trust_remote_code, device_map="meta")
+    in_own_memory(model)
+    if not transformer.do_lower_case:  # which its tokenizer.json may not do
+        check_tokenizer(folder, tokenizer)
+    return _assemble(Parts(without_pooler(model), None, None, "mean"), _fast(name, tokenizer), BackboneOptions())
 
 
 def _check_encoder_decoder(name: str, family: str, options: BackboneOptions, *, pairs: bool) -> None:
@@ -248,7 +263,7 @@ def load_pretrained(auto_class: Any, name: str, config: Any, **options: Any) -> 
 
 
 def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
-    if late_interaction_format(name) is not None:
+    if kind_of(name) == "MultiVectorEncoder":
         logger.warning("%r is for late interaction, which MaxSim reads: its encoder alone is used, to be trained", name)
     return cross_encoder_files(name)
 
@@ -294,7 +309,11 @@ def _separates(tokenizer: Any) -> bool:
 
 def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions) -> Backbone:
     """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
-    state = read_weights(name, "model.safetensors")
+    file = find_file(name, "model.safetensors")
+    if file is None:
+        raise ValueError(f"checkpoint {name!r} has no model.safetensors")
+    refuse_pointer(file)
+    state = {key: value.float() for key, value in load_file(file).items()}
     if "classifier.weight" in state:
         _check_labels(name, len(state["classifier.weight"]), config_json.get("id2label") or {})
     parts = alibi_parts(state, config_json)
@@ -364,7 +383,10 @@ def check_embeddings(model: Any, tokenizer: Any) -> None:
 
 def load_fast_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """Load the fast tokenizer of a checkpoint, the source of character offsets and pair layouts."""
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    return _fast(name, load_tokenizer(name, trust_remote_code=trust_remote_code))
+
+
+def _fast(name: str, tokenizer: Any) -> Any:
     if not tokenizer.is_fast:
         raise ValueError(f"checkpoint {name!r} has no fast tokenizer: it needs a tokenizer.json")
     return tokenizer
