@@ -53,9 +53,7 @@ def find_file(name: str, path: str) -> Path | None:
 
     ValueError for a path that leads out of the checkpoint: some come from the checkpoint's own files.
     """
-    parts = PureWindowsPath(path)  # of both kinds of paths
-    if parts.anchor or ".." in parts.parts:
-        raise ValueError(f"checkpoint {name!r} names the file {path!r}, which is outside of the checkpoint")
+    check_inside(name, path)
     if Path(name).is_dir():
         file = Path(name, path)
         return file if file.is_file() else None
@@ -69,6 +67,13 @@ def find_file(name: str, path: str) -> Path | None:
         ) from None
     except EntryNotFoundError:
         return None
+
+
+def check_inside(name: str, path: str) -> None:
+    """Raise ValueError for a path that leads out of a checkpoint."""
+    parts = PureWindowsPath(path)  # of both kinds of paths
+    if parts.anchor or ".." in parts.parts:
+        raise ValueError(f"checkpoint {name!r} names {path!r}, which is outside of the checkpoint")
 
 
 def local_folder(name: str) -> str:

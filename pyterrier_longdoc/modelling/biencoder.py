@@ -20,7 +20,7 @@ from torch import nn
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Coverage
 from ..common.files import folder_digest
-from ..common.hub import reachable
+from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, encoder_of, load_encoder
 from .backbones.modules import VECTOR, load_model
@@ -95,7 +95,7 @@ class EmbeddingEncoder(WindowEncoder):
         self.position_step = position_step
         super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
         self.shared = shared
-        self.side = "document"
+        self.own_pooling = pooling or ("mean" if shared.after is None else None)
         self.modules_after = shared.after
         if pooling and shared.after is not None:
             self.modules_after = copy.deepcopy(shared.after)
@@ -156,23 +156,23 @@ class EmbeddingEncoder(WindowEncoder):
     def embed(self, inputs: Sequence[Any], coverage: Coverage | None, side: str) -> torch.Tensor:
         """Return `(V, H)` fp32 embeddings of V queries or windows; remembered ones are not encoded again."""
         unique, numbers = distinct(inputs)
-        self.side = side
 
         def embed(new: list[int]) -> np.ndarray:
-            vectors = self.vectors([unique[i] for i in new], coverage)[:, : self.shared.settings.truncate_dim]
+            vectors = self.vectors([unique[i] for i in new], coverage, side=side)
+            vectors = vectors[:, : self.shared.settings.truncate_dim]
             if self.similarity == "cosine":
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
         computed = current_dtype(self.device), self.device.type, self.runtime.name
-        setting = side, self.pooling, self.similarity, *computed
+        setting = side, self.own_pooling, self.similarity, *computed
         embeddings = self.shared.cache.through([(setting, one.key) for one in unique], embed)
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
 
-    def pooled(self, states: torch.Tensor, batch: Pass) -> torch.Tensor:
+    def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:
         if self.modules_after is None:
             return super().pooled(states, batch)
-        prompt_length = self.prompt_lengths[0 if self.side == "query" else 1]
+        prompt_length = self.prompt_lengths[0 if side == "query" else 1]
         features = {
             "token_embeddings": states,
             "attention_mask": batch.mask,
@@ -180,7 +180,7 @@ class EmbeddingEncoder(WindowEncoder):
             "modality": "text",
             **({} if prompt_length is None else {"prompt_length": prompt_length}),
         }
-        vectors: torch.Tensor = self.modules_after(features, task=self.side)[VECTOR]
+        vectors: torch.Tensor = self.modules_after(features, task=side)[VECTOR]
         return vectors
 
 
@@ -299,6 +299,7 @@ def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
     if kind != "SentenceTransformer":
         cure = "MaxSim reads it" if kind == "MultiVectorEncoder" else "it has no embeddings of texts"
         raise ValueError(f"checkpoint {name!r} is a {kind} of sentence-transformers, not a bi-encoder: {cure}")
+    name = local_folder(name)
     model = load_model(name, kind, trust_remote_code=trust_remote_code)
     [(_, path), *_] = modules_of(name)
     if not hasattr(model[0], "sub_modules"):
@@ -308,7 +309,8 @@ def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
     router, encoders = model[0], {}
     if router.route_mappings:
         raise ValueError(f"checkpoint {name!r} has route_mappings={router.route_mappings!r}: they are not applied")
-    structure = read_json(name, Path(path, "router_config.json").as_posix())["structure"]
+    files = (Path(path, file).as_posix() for file in ("router_config.json", "config.json"))  # the second is an old name
+    structure = next(config["structure"] for file in files if (config := read_json(name, file)))
     for side in ("document", "query"):
         route = side if side in router.sub_modules else router.default_route
         transformer, where = router.sub_modules[route][0], Path(path, structure[route][0]).as_posix()

@@ -190,13 +190,16 @@ class WindowEncoder(nn.Module):
             return replace(encoded, matches=match_collector.collect(), query=query_collector.collect())
         return replace(encoded, query=self._represent_query(query_collector.collect(), self.reader.query_size))
 
-    def vectors(self, inputs: Sequence[Input], coverage: Coverage | None = None) -> torch.Tensor:
-        """Return the `(V, H)` fp32 vectors of inputs; without gradients equal inputs share one."""
+    def vectors(self, inputs: Sequence[Input], coverage: Coverage | None = None, **options: Any) -> torch.Tensor:
+        """Return the `(V, H)` fp32 vectors of inputs; without gradients equal inputs share one.
+
+        `options` are those that `pooled` has in a subclass.
+        """
         # Dropout makes equal inputs differ.
         unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
         order, vectors = by_length(map(len, unique)), []
         for _, batch, states in self.passes(unique, order, coverage):
-            vectors.append(self.pooled(states[-1], batch))
+            vectors.append(self.pooled(states[-1], batch, **options))
         return torch.cat(vectors)[torch.tensor(order).argsort()[numbers]].float()
 
     def token_states(
@@ -315,7 +318,7 @@ class WindowEncoder(nn.Module):
             nn.functional.pad(states, (0, 0, 0, missing)), nn.functional.pad(query.mask, (0, missing)), size is not None
         )
 
-    def pooled(self, states: torch.Tensor, batch: Pass) -> torch.Tensor:
+    def pooled(self, states: torch.Tensor, batch: Pass, **_: Any) -> torch.Tensor:
         """Return `(V', H)` vectors: the representation of the pooled states, or for `"late"` the other way round."""
         if self.pooling == "late":
             return self._pool(self.representation(states), batch.mask)

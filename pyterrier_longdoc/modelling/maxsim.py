@@ -22,7 +22,7 @@ from torch import nn
 
 from ..common.caches import MakeArrays
 from ..common.coverage import Coverage
-from ..common.hub import reachable
+from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
 from ..common.store import ArrayStore
 from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder, values_of
@@ -70,6 +70,7 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
     """Load a late-interaction checkpoint, or an encoder with a projection that is random by seed."""
     name = reachable(encoder_folder(name))
     if kind_of(name) == "MultiVectorEncoder":
+        name = local_folder(name)
         model = load_model(name, "MultiVectorEncoder", trust_remote_code=trust_remote_code)
         [(_, path), *_] = modules_of(name) or [("", "")]
         backbone = encoder_of(name, model[0], path, trust_remote_code=trust_remote_code)

@@ -233,9 +233,18 @@ def test_the_encoder_of_a_t5_embeds_texts(tmp_path):
 @pytest.mark.parametrize("layout", ["jina", "mosaic"])
 def test_a_checkpoint_with_code_of_its_own_is_read_without_it(layout, tmp_path):
     folder = Path(tiny_long.published(tmp_path, layout))
-    expected = scores(ld.BiEncoder(folder, pooling="mean", **SMALL), TWO)
+    arguments = {"query_prefix": "find ", **SMALL}
+    expected = scores(ld.BiEncoder(folder, pooling="mean", **arguments), TWO)
     describe(folder, Pooling={"pooling_mode": "mean"})
-    np.testing.assert_allclose(scores(ld.BiEncoder(folder, **SMALL), TWO), expected, rtol=1e-6)
+    np.testing.assert_allclose(scores(ld.BiEncoder(folder, **arguments), TWO), expected, rtol=1e-6)
+
+
+def test_embeddings_of_one_pooling_are_not_those_of_another(tmp_path):
+    folder = stored(tmp_path, pooling="cls")[1]
+    own, other = ld.BiEncoder(folder, **SMALL), ld.BiEncoder(folder, pooling="mean", **SMALL)
+    assert np.abs(scores(own, TWO) - scores(other, TWO)).max() > 1e-3
+    assert own.model.encoder.shared is other.model.encoder.shared
+    np.testing.assert_allclose(scores(own, TWO), scores(ld.BiEncoder(folder, pooling="cls", **SMALL), TWO), rtol=1e-6)
 
 
 def test_words_may_have_weights(tmp_path):

@@ -25,7 +25,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from ...common.hub import find_file, local_folder, reachable, refuse_pointer
+from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.language import check_tokenizer, load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
@@ -211,25 +211,30 @@ def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
     return load_backbone(name, trust_remote_code=trust_remote_code, pairs=False)
 
 
-def encoder_of(name: str, module: Any, path: str, *, trust_remote_code: bool = False) -> Backbone:
-    """Return the encoder of a model of sentence-transformers.
+def encoder_of(folder: str, module: Any, path: str, *, trust_remote_code: bool = False) -> Backbone:
+    """Return the encoder of a model of sentence-transformers, which gets its weights once more, none missing.
 
     Args:
-        name: the checkpoint.
+        folder: that of the checkpoint.
         module: the model's first module.
         path: its folder in the checkpoint.
         trust_remote_code: take the model that code of the checkpoint made.
     """
-    transformer, folder = check_transformer(name, module), str(Path(local_folder(name), path))
-    model, tokenizer, config_json = transformer.auto_model, transformer.tokenizer, checkpoint_config(folder)
+    transformer, place = check_transformer(folder, module), str(Path(folder, path))
+    config_json, made, tokenizer = checkpoint_config(place), transformer.model, transformer.tokenizer
+    transformer.model = None  # so that weights are in memory once
     if is_published_layout(config_json) and not trust_remote_code:
-        return _load_alibi(folder, config_json, BackboneOptions())
-    # Only its shapes: the library does not say which weights it has not found.
-    load_pretrained(type(model), folder, model.config, trust_remote_code=trust_remote_code, device_map="meta")
-    in_own_memory(model)
-    if not transformer.do_lower_case:  # which its tokenizer.json may not do
-        check_tokenizer(folder, tokenizer)
-    return _assemble(Parts(without_pooler(model), None, None, "mean"), _fast(name, tokenizer), BackboneOptions())
+        backbone = _load_alibi(place, config_json, BackboneOptions())
+    else:
+        kind, config = type(made), made.config
+        del made
+        model = load_pretrained(kind, place, config, trust_remote_code=trust_remote_code)
+        if not transformer.do_lower_case:  # which its tokenizer.json may not do
+            check_tokenizer(place, tokenizer)
+        parts = Parts(without_pooler(model), None, None, "mean")
+        backbone = _assemble(parts, _fast(folder, tokenizer), BackboneOptions())
+    transformer.model = backbone.model
+    return backbone
 
 
 def _check_encoder_decoder(name: str, family: str, options: BackboneOptions, *, pairs: bool) -> None:

@@ -35,17 +35,17 @@ def library(name: str) -> Any:
     return import_extra("sentence_transformers", "sentence-transformers", "")
 
 
-def load_model(name: str, kind: str, *, trust_remote_code: bool = False) -> Any:
+def load_model(folder: str, kind: str, *, trust_remote_code: bool = False) -> Any:
     """Return the model of a checkpoint of sentence-transformers, PyLate or Stanford's ColBERT, in fp32.
 
     Args:
-        name: a checkpoint that `reachable` found.
+        folder: that of the checkpoint, see `local_folder`.
         kind: the class that it is a checkpoint of, see `kind_of`: any other would be converted without a word.
         trust_remote_code: use the classes of modules and functions that the checkpoint brings along.
     """
-    classes, folder = library(name), local_folder(name)
-    check_files(name, folder, trust_remote_code=trust_remote_code)
-    with quiet(), _naming(name):
+    classes = library(folder)
+    check_files(folder, trust_remote_code=trust_remote_code)
+    with quiet(), _naming(folder):
         model = getattr(classes, kind)(
             full_name(folder),
             device="cpu",
@@ -65,22 +65,20 @@ def _naming(name: str) -> Iterator[None]:
         raise ValueError(f"sentence-transformers cannot load checkpoint {name!r}: {error}") from error
 
 
-def check_files(name: str, folder: str, *, trust_remote_code: bool = False) -> None:
+def check_files(folder: str, *, trust_remote_code: bool = False) -> None:
     """Raise ValueError for files of modules that the library would read as pickles, or replace without a word."""
-    for file in _files(folder, [path for _, path in modules_of(name)]):
+    for file in _files(folder, [path for _, path in modules_of(folder)]):
         if file.suffix == ".safetensors":
             refuse_pointer(file)
         elif file.name == "pytorch_model.bin" and not list(file.parent.glob("model*.safetensors")):
-            raise ValueError(
-                f"checkpoint {name!r} has {str(file)!r}, a pickle, and no weights in safetensors beside it"
-            )
+            raise ValueError(f"{str(file)!r} is a pickle, and there are no weights in safetensors beside it")
         elif file.name == "config.json" and not trust_remote_code:
             config = json.loads(file.read_text(encoding="utf-8"))
             function = "torch." if "model_type" in config else config.get("activation_function", "torch.")
             if not function.startswith("torch."):
                 raise ValueError(
-                    f"checkpoint {name!r} has activation_function={function!r} in {str(file)!r}: without "
-                    f"trust_remote_code=True it must be a function of torch.nn"
+                    f"{str(file)!r} has activation_function={function!r}: without trust_remote_code=True it must be a "
+                    f"function of torch.nn"
                 )
 
 
@@ -125,7 +123,7 @@ _POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tuple[RepresentationSteps, nn.Linear, str]:
     """Return representation step, layer of the scores and pooling of a cross-encoder that consists of modules."""
     classes, folder = library(name), local_folder(name)
-    check_files(name, folder)
+    check_files(folder)
     with _naming(name):
         pooling, *layers = (
             classes.util.import_module_class(kind, folder).load(full_name(folder), subfolder=path)

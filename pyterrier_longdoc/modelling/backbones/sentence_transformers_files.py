@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...common.hub import find_file
+from ...common.hub import check_inside, find_file
 
 _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
 """Functions of the scores that keep every ranking."""
@@ -125,6 +125,8 @@ def _older_activation(config: dict[str, Any]) -> str | None:
 def modules_of(name: str) -> list[tuple[str, str]]:
     """Return class and folder of each module that `modules.json` names; none if there is no such file."""
     modules = read_json(name, "modules.json") or []
+    for module in modules:
+        check_inside(name, module["path"])
     return [(module["type"], module["path"]) for module in modules]
 
 
