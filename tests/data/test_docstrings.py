@@ -221,12 +221,6 @@ def test_each_topic_has_its_document_as_relevant(small):
     assert set(qrels["label"]) == {1}
 
 
-def test_a_package_without_docstrings_is_an_empty_collection(small, tmp_path):
-    empty = DocstringsDataset({"pkg": tmp_path})
-    for frame, of_empty in zip(small.get_topicsqrels(), empty.get_topicsqrels(), strict=True):
-        assert of_empty.dtypes.equals(frame.dtypes)
-
-
 # ---------------------------------------------------------------- kept on disk
 
 

@@ -61,19 +61,6 @@ def test_longembed_without_lengths_has_no_splits(tmp_path):
     assert (collection.splits, len(collection.get_topics())) == ({}, 2)
 
 
-def test_missing_files_of_longembed_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="corpus"):
-        read_longembed(tmp_path)
-
-
-def test_the_malformed_field_of_longembed_is_named(tmp_path):
-    for name, rows in LONGEMBED.items():
-        write(tmp_path / name, rows)
-    write(tmp_path / "qrels", [{"qid": "q0", "doc_id": 3}])
-    with pytest.raises(ValueError, match=r"qrels\.jsonl:1: field 'doc_id'"):
-        read_longembed(tmp_path)
-
-
 # ---------------------------------------------------------------- MLDR
 
 

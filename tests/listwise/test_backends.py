@@ -328,10 +328,6 @@ def test_weights_of_a_local_model_are_in_memory_of_its_own(causal_model):
     assert misplaced(small(causal_model)._load()[0]) == []
 
 
-def test_the_folder_of_a_local_model_is_not_in_its_repr(causal_model):
-    assert causal_model not in repr(small(causal_model))
-
-
 def test_a_ranker_with_a_local_model_can_be_pickled(causal_model):
     ranker = RankGPT(LLMClient(small(causal_model)), **SILENT)
     with pytest.warns(IncompleteReplyWarning):
@@ -361,14 +357,6 @@ def test_a_backend_refuses_weights_that_changed_after_it_was_described(causal_mo
     with pytest.raises(ValueError, match="has changed"):
         backend(QUESTION)
     assert RankGPT(small(folder)).describe() != before
-
-
-def test_a_loaded_model_is_not_affected_by_new_weights_in_its_folder(causal_model, tmp_path):
-    folder = shutil.copytree(causal_model, tmp_path / "model")
-    backend = small(folder)
-    before = backend(QUESTION)
-    with_other_weights(folder)
-    assert backend(QUESTION) == before
 
 
 def test_cached_replies_are_used_only_with_the_same_weights(causal_model, tmp_path):

@@ -15,7 +15,7 @@ from pyterrier_longdoc.listwise import BackToFront, RankGPT
 from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
 
 from ..support import frames
-from ..support.llm import candidates, oracle, shown
+from ..support.llm import shown
 
 NEW_COLUMNS = ["score", *REPORT_COLUMNS, "rank"]
 
@@ -76,11 +76,6 @@ def test_texts_come_from_several_columns_or_a_loader(results):
     assert RankGPT(by_length, text_loader=loader)(results.drop(columns="text"))["score"].tolist() == scores
 
 
-def test_a_missing_text_is_an_empty_one(results):
-    filled = RankGPT(by_length)(results.fillna({"text": ""}))
-    assert RankGPT(by_length)(results)["score"].tolist() == filled["score"].tolist()
-
-
 def test_a_missing_text_column_is_refused(results):
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         RankGPT(nobody)(results.drop(columns="text"))
@@ -121,19 +116,6 @@ def test_pyterrier_can_inspect_it_without_a_call():
     assert attributes["llm"] is nobody
     assert pt.inspect.transformer_apply_attributes(ranker, retries=0).retries == 0
     assert pt.inspect.subtransformers(ranker) == {}
-
-
-RUN = candidates(queries=3, documents=6)
-TOPICS = RUN[["qid", "query"]].drop_duplicates()
-LOADER = pt.apply.generic(lambda frame: frame.merge(RUN[["qid", "docno", "text"]], on=["qid", "docno"], how="left"))
-LOADED = pt.Transformer.from_df(RUN[["qid", "docno", "score", "rank"]]) >> LOADER
-QRELS = pd.DataFrame({"qid": ["q0", "q1", "q2"], "docno": ["d1", "d2", "d3"], "label": [1, 2, 1]})
-
-
-def test_grid_search_sets_its_arguments():
-    ranker = RankGPT(oracle)
-    pt.GridSearch(LOADED >> ranker, {ranker: {"top_k": [2, 6]}}, TOPICS, QRELS, metric="map", verbose=False)
-    assert ranker.top_k in (2, 6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Presets: every row of the paper's table, each of which builds the transformer that it names."""
+"""Presets: every row of the paper's table builds the transformer that it names."""
 
 from __future__ import annotations
 
@@ -19,49 +19,87 @@ from ..support.systems import QUIET, scores
 pytestmark = QUIET
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("max-p", "maxp"), ("MaxP", "maxp"), ("zzz", "")])
-def test_an_unknown_preset_lists_the_known_ones_and_suggests_the_nearest(name, nearest):
-    with pytest.raises(KeyError, match="firstp-electra") as error:
+def names(*transformers: str) -> list[str]:
+    return [name for name, preset in ld.presets.items() if preset.transformer in transformers]
+
+
+def build(name: str, **arguments):
+    llm = {"llm": lambda messages: "[1]"} if name in names("RankGPT") else {}
+    return ld.presets[name](**llm, **arguments)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("max-p", "'maxp'"), ("MaxP", "'maxp'"), ("zzz", "firstp-electra")])
+def test_an_unknown_preset_is_answered_with_known_ones(name, nearest):
+    with pytest.raises(KeyError, match=nearest):
         ld.presets[name]
-    assert f"did you mean {nearest!r}?" in str(error.value) if nearest else "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ld.presets)
-def test_presets_are_configured_as_in_the_paper(name):
-    preset = ld.presets[name]
-    arguments = {"llm": lambda messages: "[1]"} if preset.transformer == "RankGPT" else {}
-    model = preset(**arguments)
+def test_a_preset_builds_its_transformer_with_its_arguments(name):
+    preset, model = ld.presets[name], build(name)
     assert type(model).__name__ == preset.transformer
     for argument, value in preset.arguments.items():
-        assert argument in arguments or getattr(model, argument) == value
-    if preset.transformer != "RankGPT":  # the bi-encoder's lengths are with [CLS] and [SEP]
-        assert model.max_query_len == (30 if preset.transformer == "BiEncoder" else 32)
-    if "electra" in preset.arguments.get("backbone", ""):
-        assert model.pooling == "cls"  # without its classification head
-    if preset.transformer in ("MaxP", "SumP", "PARADE", "LateIR"):
-        by_75 = name in ("parade-attn-deberta", "parade-pretr-l6", "parade-lateir-l6")
-        assert (model.window_size, model.stride) == (150, 75 if by_75 else 100)
-        assert f"150/{model.stride}" in preset.note or preset.transformer in ("MaxP", "SumP")
-    if preset.transformer in ("AvgP", "CEDR", "NeuralModel1"):
-        assert model.window_size == 477
-    if preset.epochs not in (None, 1):
-        assert model.training.epochs == preset.epochs
-        assert preset(training=ld.TrainingArgs(epochs=5)).training.epochs == 5
-        # The paper names these two alone as trained for more than one epoch.
-        assert any(row in preset.row for row in ("RAND-L2", "LATEIR")) or "authors' training script" in preset.note
-    assert tuple(preset(**arguments, text_field=("title", "body")).text_field) == ("title", "body")
+        assert argument == "llm" or getattr(model, argument) == value
+
+
+@pytest.mark.parametrize("name", ld.presets)
+def test_arguments_of_a_preset_can_be_changed(name):
+    assert tuple(build(name, text_field=("title", "body")).text_field) == ("title", "body")
+
+
+@pytest.mark.parametrize("name", [name for name in ld.presets if name not in names("RankGPT")])
+def test_queries_have_the_papers_32_tokens(name):
+    # A bi-encoder's lengths include [CLS] and [SEP].
+    assert build(name).max_query_len == (30 if name in names("BiEncoder") else 32)
+
+
+@pytest.mark.parametrize("name", names("MaxP", "SumP", "PARADE", "LateIR"))
+def test_windows_are_the_papers_150_tokens(name):
+    model, preset = build(name), ld.presets[name]
+    by_75 = name in ("parade-attn-deberta", "parade-pretr-l6", "parade-lateir-l6")
+    assert (model.window_size, model.stride) == (150, 75 if by_75 else 100)
+    assert f"150/{model.stride}" in preset.note or preset.transformer in ("MaxP", "SumP")
+
+
+@pytest.mark.parametrize("name", names("AvgP", "CEDR", "NeuralModel1"))
+def test_chunks_are_the_papers_477_tokens(name):
+    assert build(name).window_size == 477
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, preset in ld.presets.items() if "electra" in preset.arguments.get("backbone", "")]
+)
+def test_electra_has_no_classification_head(name):
+    assert build(name).pooling == "cls"
+
+
+@pytest.mark.parametrize("name", [name for name, preset in ld.presets.items() if preset.epochs not in (None, 1)])
+def test_epochs_are_the_papers(name):
+    """The paper names two rows alone that are trained for more than one epoch."""
+    preset = ld.presets[name]
+    assert build(name).training.epochs == preset.epochs
+    assert build(name, training=ld.TrainingArgs(epochs=5)).training.epochs == 5
+    assert any(row in preset.row for row in ("RAND-L2", "LATEIR")) or "authors' training script" in preset.note
+
+
+@pytest.mark.parametrize("name", ld.presets)
+def test_the_partner_is_the_firstp_of_the_same_backbone_and_layout(name):
+    preset = ld.presets[name]
     if preset.partner is None:
         assert preset.row.startswith("FirstP")
         return
-    # The partner is the FirstP of the same backbone, and reads alike.
     partner = ld.presets[preset.partner]
     assert partner.partner is None
     for same in ("backbone", "layout"):
         assert partner.arguments.get(same) == preset.arguments.get(same)
-    assert bool(preset.note) or preset.arguments.get("layout", "padded") == "padded"
-    if preset.transformer == partner.transformer == "LongP":
-        assert {**partner.arguments, "max_doc_len": WHOLE} == preset.arguments  # one argument is all that differs
-        assert partner.arguments["max_doc_len"] == FIRST
+    assert preset.note or preset.arguments.get("layout", "padded") == "padded"
+
+
+@pytest.mark.parametrize("name", [name for name in names("LongP") if ld.presets[name].partner in names("LongP")])
+def test_longp_and_its_partner_differ_in_max_doc_len_alone(name):
+    preset, partner = ld.presets[name], ld.presets[ld.presets[name].partner]
+    assert partner.arguments["max_doc_len"] == FIRST
+    assert {**partner.arguments, "max_doc_len": WHOLE} == preset.arguments
 
 
 # As published.
@@ -114,7 +152,7 @@ AGGREGATED = {
 
 
 @pytest.mark.parametrize("name", AGGREGATED)
-def test_as_published_windows_of_padding_are_scored_too(name, all_windows):
+def test_as_published_scores_windows_of_padding_too(name, all_windows):
     model = ld.presets[name](as_published=True, backbone=tiny.encoder(None), **SMALL)
     assert model.windows == ld.FixedGrid(20, 10, 52)
     head = model.model.head
@@ -128,6 +166,7 @@ def test_as_published_windows_of_padding_are_scored_too(name, all_windows):
     assert model.coverage.documents_cut == 2  # that of 70 tokens, for both queries
     alone = [scores(model, DOCUMENTS.iloc[[row]])[0] for row in range(len(DOCUMENTS))]
     np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=1e-5)
+    # Without windows of padding, scores of shorter documents are others.
     model.windows, model.window_size, model.stride = None, 20, 10
     clean = scores(model, DOCUMENTS)
     whole = DOCUMENTS["docno"].isin(["d4", "d5"]).to_numpy()
@@ -135,34 +174,33 @@ def test_as_published_windows_of_padding_are_scored_too(name, all_windows):
     assert np.abs(clean - expected)[~whole].max() > 0.01
 
 
-def test_what_cannot_be_had_as_published_says_why():
-    for preset in ld.presets.values():
-        if preset.row in _NOT_AS_PUBLISHED:
-            with pytest.raises(ValueError, match=re.escape(_NOT_AS_PUBLISHED[preset.row])):
-                preset(as_published=True)
-    assert set(_NOT_AS_PUBLISHED) <= {preset.row for preset in ld.presets.values()}
-    with pytest.raises(ValueError, match="windows"):
-        ld.presets["maxp"](as_published=True, windows=ld.SlidingWords())
-    with pytest.raises(ValueError, match="layout='pair'"):
-        ld.presets["maxp"](as_published=True, layout="pair")
+@pytest.mark.parametrize("row", _NOT_AS_PUBLISHED)
+def test_a_preset_that_cannot_be_had_as_published_says_why(row):
+    (name,) = [name for name, preset in ld.presets.items() if preset.row == row]
+    with pytest.raises(ValueError, match=re.escape(_NOT_AS_PUBLISHED[row])):
+        ld.presets[name](as_published=True)
 
 
-def test_as_published_changes_nothing_where_there_is_one_window():
-    for name, preset in ld.presets.items():
-        if preset.transformer in ("FirstP", "LongP") or name == "firstp-e5-4k":
-            assert repr(preset(as_published=True)) == repr(preset()), name
+@pytest.mark.parametrize("arguments", [{"windows": ld.SlidingWords()}, {"layout": "pair"}])
+def test_as_published_refuses_other_windows_and_layouts(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        ld.presets["maxp"](as_published=True, **arguments)
 
 
-def test_table_and_mapping():
-    table = ld.presets.table()
-    assert len(table) == len(ld.presets) >= 34
-    assert table["name"].tolist() == list(ld.presets)
-    row = table.set_index("name").loc["parade-attn-electra"]
+@pytest.mark.parametrize("name", [*names("FirstP", "LongP"), "firstp-e5-4k"])
+def test_as_published_changes_nothing_for_models_of_one_window(name):
+    assert repr(ld.presets[name](as_published=True)) == repr(ld.presets[name]())
+
+
+def test_the_table_has_the_papers_values():
+    table = ld.presets.table().set_index("name")
+    assert table.index.tolist() == list(ld.presets)
+    row = table.loc["parade-attn-electra"]
     assert row["backbone"] == "cross-encoder/ms-marco-electra-base"
     assert row["dev RR"] == 0.431
-    assert np.isnan(table.set_index("name").loc["firstp-rankgpt", "dev RR"])
-    assert len(dict.fromkeys(ld.presets.values())) == len(ld.presets)  # they can be keys
+    assert np.isnan(table.loc["firstp-rankgpt", "dev RR"])
+
+
+def test_presets_are_shown_with_row_and_arguments():
     assert "PARADE Attn (ELECTRA)" in ld.presets._repr_html_()
     assert "window_size=150, stride=100" in repr(ld.presets["maxp"])
-    with pytest.raises(KeyError, match="nothing"):
-        ld.presets["nothing"]

@@ -1,4 +1,4 @@
-"""Evidence: the best windows of all documents of a query within one budget; nothing is counted or shown twice."""
+"""Evidence keeps the best windows of all documents of a query within one budget of tokens."""
 
 from __future__ import annotations
 
@@ -53,43 +53,61 @@ CATS = row(
 DOGS = row("dogs", "Dogs. No cat. Dogs.", ("No cat.", 4.5), rank=1)
 
 
-def test_no_mark_stands_for_invisible_characters():
+def test_invisible_characters_between_windows_get_no_mark():
     parted = row("a", "A cat purrs.\u200b Cats sleep.", ("A cat purrs.", 5), ("Cats sleep.", 4))
     assert evidence(frame(parted))["text"].tolist() == [parted["text"]]
 
 
-def test_a_document_without_visible_text_is_promised_nothing():
+def test_a_document_without_visible_text_is_not_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error", TruncationWarning)
         evidence(frame(CATS, row("unseen", "\u200b", rank=1)), at_least=1)
 
 
-def test_the_best_windows_of_all_documents_in_document_order_with_marks():
+def test_the_best_windows_of_all_documents_are_kept_in_document_order():
     out = evidence(frame(CATS, DOGS), 8)
     assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]
     assert out["evidence_tokens"].tolist() == [6, 2]
     assert out["evidence_spans"].tolist() == [[(0, 12), (32, 43)], [(6, 13)]]
-    assert evidence(frame(CATS, DOGS), 6)["text"].tolist() == ["A cat purrs.", "No cat."]
-    meeting = evidence(frame(CATS, DOGS), 7)  # the second best costs 3 with its mark, the last one 2 without
-    assert meeting["text"].tolist() == ["A cat purrs. Dogs bark", "No cat."]
-    assert evidence(frame(CATS, DOGS), 4)["text"].tolist() == ["A cat purrs.", ""]
 
 
-def test_a_window_that_is_too_large_leaves_room_for_smaller_ones_behind_it():
+@pytest.mark.parametrize(
+    ("tokens", "texts"),
+    [
+        (4, ["A cat purrs.", ""]),
+        (6, ["A cat purrs.", "No cat."]),
+        (7, ["A cat purrs. Dogs bark", "No cat."]),  # 2 tokens; the better one costs 3, with its mark
+    ],
+)
+def test_windows_are_taken_while_they_fit_with_their_marks(tokens, texts):
+    assert evidence(frame(CATS, DOGS), tokens)["text"].tolist() == texts
+
+
+def test_a_window_that_does_not_fit_leaves_room_for_smaller_ones():
     large = row("large", "a b c d e f g h", ("a b c d e f g h", 9))
     out = evidence(frame(large, CATS, DOGS), 5)
     assert out["text"].tolist() == ["", "A cat purrs.", "No cat."]
 
 
-def test_windows_of_better_documents_are_worth_more():
-    results = frame(CATS, DOGS).assign(score=[3.0, 1.0])
-    assert evidence(results, 5)["text"].tolist() == ["A cat purrs.", "No cat."]  # by 5 and 4.5
-    assert evidence(results, 5, document_weight=0.1)["text"].tolist() == ["A cat purrs.", "No cat."]  # 4.6 and 4.3
-    assert evidence(results, 6, document_weight=1)["text"].tolist() == ["A cat purrs. [...] Cats sleep.", ""]
-    assert evidence(results.assign(score=[1.0, 3.0]), 5, document_weight=1)["evidence_tokens"].tolist() == [3, 2]
-    with pytest.raises(ValueError, match="or give document_weight=0"):
-        evidence(results.assign(score=np.nan), document_weight=1)
-    assert evidence(results.assign(score=np.nan))["evidence_tokens"].sum() > 0
+@pytest.mark.parametrize(
+    ("scores", "tokens", "weight", "texts"),
+    [
+        ([3.0, 1.0], 5, 0, ["A cat purrs.", "No cat."]),  # by 5 and 4.5
+        ([3.0, 1.0], 5, 0.1, ["A cat purrs.", "No cat."]),  # 4.6 and 4.3
+        ([3.0, 1.0], 6, 1, ["A cat purrs. [...] Cats sleep.", ""]),
+        ([1.0, 3.0], 5, 1, ["A cat purrs.", "No cat."]),
+    ],
+)
+def test_document_weight_prefers_windows_of_better_documents(scores, tokens, weight, texts):
+    results = frame(CATS, DOGS).assign(score=scores)
+    assert evidence(results, tokens, document_weight=weight)["text"].tolist() == texts
+
+
+def test_document_weight_needs_scores_of_documents():
+    results = frame(CATS, DOGS).assign(score=np.nan)
+    with pytest.raises(ValueError, match="document_weight=0"):
+        evidence(results, document_weight=1)
+    assert evidence(results)["evidence_tokens"].sum() > 0
 
 
 def test_windows_that_overlap_are_counted_and_shown_once():
@@ -98,46 +116,60 @@ def test_windows_that_overlap_are_counted_and_shown_once():
     assert evidence(results, 6).loc[0, ["text", "evidence_tokens"]].tolist() == [text, 6]
     assert evidence(results, 6)["evidence_spans"].tolist() == [[(0, len(text))]]
     assert evidence(results, 5)["text"].tolist() == ["one two three four"]
-    twice = frame(row("d", text, ("one two", 3), ("one two", 2), ("five", 1)))
+
+
+def test_a_window_that_is_there_twice_is_shown_once():
+    twice = frame(row("d", "one two three four five six", ("one two", 3), ("one two", 2), ("five", 1)))
     assert evidence(twice, 4)["text"].tolist() == ["one two [...] five"]
 
 
-def test_white_space_of_the_document_stays_between_windows_that_meet():
+def test_neighbouring_windows_keep_the_white_space_between_them():
     results = frame(row("d", " One.\n\nTwo.  Three. ", ("One.", 1), ("Two.", 2), ("Three.", 3)))
     assert evidence(results)["text"].tolist() == ["One.\n\nTwo.  Three."]
 
 
-def test_each_query_has_its_budget_and_a_document_of_two_queries_is_another_one():
+def test_each_query_has_a_budget_of_its_own():
     results = frame(CATS, {**CATS, "qid": "2", "window_scores": [1.0, 9.0, 2.0]}, DOGS)
     out = evidence(results, 5)
     assert out["text"].tolist() == ["A cat purrs.", "Dogs bark [...] Cats sleep.", "No cat."]
     assert out.groupby("qid")["evidence_tokens"].sum().tolist() == [5, 5]
 
 
-def test_limits_of_each_document():
-    results = frame(CATS, row("poor", "Rain. Snow.", ("Rain.", -5), ("Snow.", -4), rank=1), DOGS | {"rank": 2})
-    assert evidence(results, 6)["text"].tolist() == ["A cat purrs.", "Snow.", "No cat."]
-    assert evidence(results, 6, at_least=1)["text"].tolist() == ["A cat purrs.", "Snow.", "No cat."]
-    out = evidence(results, 8)
-    assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "", "No cat."]
-    assert evidence(results, 8, at_least=1)["text"].tolist() == ["A cat purrs. Dogs bark", "Snow.", "No cat."]
-    assert evidence(results, 7, at_least=2)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
-    assert evidence(results, at_most=3)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
-    with pytest.warns(TruncationWarning, match="documents have less than at_least=3"):
-        assert evidence(results, at_least=3)["text"].tolist()[1:] == ["Rain. Snow.", "No cat."]
+THREE = frame(CATS, row("poor", "Rain. Snow.", ("Rain.", -5), ("Snow.", -4), rank=1), DOGS | {"rank": 2})
 
 
-def test_a_budget_that_is_smaller_than_every_window_is_told():
-    results = frame(CATS, DOGS, {**CATS, "qid": "2"}, row("empty", "", qid="3"))
-    with pytest.warns(TruncationWarning, match=r"queries get no text, as none of their windows fits \(tokens=1"):
-        out = evidence(results, 1)
-    assert out["text"].tolist() == [""] * 4
-    assert out["evidence_spans"].tolist() == [[]] * 4
-    with pytest.warns(TruncationWarning, match="at_most=1"):
-        evidence(frame(CATS), at_most=1)
+@pytest.mark.parametrize(
+    ("limits", "texts"),
+    [
+        ({"tokens": 6}, ["A cat purrs.", "Snow.", "No cat."]),
+        ({"tokens": 6, "at_least": 1}, ["A cat purrs.", "Snow.", "No cat."]),
+        ({"tokens": 8}, ["A cat purrs. [...] Cats sleep.", "", "No cat."]),
+        ({"tokens": 8, "at_least": 1}, ["A cat purrs. Dogs bark", "Snow.", "No cat."]),
+        ({"tokens": 7, "at_least": 2}, ["A cat purrs.", "Rain. Snow.", "No cat."]),
+        ({"at_most": 3}, ["A cat purrs.", "Rain. Snow.", "No cat."]),
+    ],
+    ids=str,
+)
+def test_at_least_and_at_most_limit_the_tokens_of_each_document(limits, texts):
+    assert evidence(THREE, **limits)["text"].tolist() == texts
 
 
-def test_among_equal_scores_ranks_decide_and_within_a_document_the_order():
+def test_documents_with_less_than_at_least_are_warned_of():
+    with pytest.warns(TruncationWarning, match="at_least=3"):
+        assert evidence(THREE, at_least=3)["text"].tolist()[1:] == ["Rain. Snow.", "No cat."]
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"), [({"tokens": 1}, "tokens=1"), ({"at_most": 1}, "at_most=1")], ids=["tokens", "at_most"]
+)
+def test_limits_that_are_smaller_than_every_window_are_warned_of(limits, name):
+    with pytest.warns(TruncationWarning, match=name):
+        out = evidence(frame(CATS, DOGS), **limits)
+    assert out["text"].tolist() == [""] * 2
+    assert out["evidence_spans"].tolist() == [[]] * 2
+
+
+def test_among_equal_scores_the_better_rank_and_the_earlier_window_win():
     rows = [row(name, f"{name} one. {name} two.", (f"{name} two.", 1), (f"{name} one.", 1)) for name in "abc"]
     results = frame(*rows).assign(rank=[2, 0, 1])
     assert evidence(results, 4)["text"].tolist() == ["", "b one. b two.", ""]
@@ -147,12 +179,12 @@ def test_among_equal_scores_ranks_decide_and_within_a_document_the_order():
     assert evidence(results.drop(columns="rank"), 4)["text"].tolist() == ["a one. a two.", "", ""]
 
 
-def test_ranks_may_be_text():
+def test_ranks_may_be_strings():
     rows = [row(str(rank), "one two", ("one two", 1), rank=str(rank)) for rank in (10, 2, 3)]
     assert evidence(frame(*rows), 4)["text"].tolist() == ["", "one two", "one two"]
 
 
-def test_a_long_document_is_counted_in_parts():
+def test_counting_a_long_document_takes_linear_time():
     """Each window once: texts that grow by a window each would be counted to the square of their length."""
     words, counted = [f"w{number}" for number in range(400)], []
     text = " ".join(words)
@@ -168,7 +200,7 @@ def test_a_long_document_is_counted_in_parts():
     assert sum(counted) < 3 * len(words)
 
 
-def test_special_tokens_of_each_text_are_counted_once():
+def test_special_tokens_are_counted_once_for_each_text():
     def with_special_tokens(text):
         return len(text.split()) + 2
 
@@ -181,7 +213,7 @@ def test_special_tokens_of_each_text_are_counted_once():
     assert out["evidence_tokens"].tolist() == [5, *[0] * 9]
 
 
-def test_windows_that_fit_apart_may_not_fit_together():
+def test_windows_are_counted_together_with_their_marks():
     def dear_marks(text):
         return len(text.split()) + 4 * (text.count("[...]") > 0 and len(text) > 5)
 
@@ -189,19 +221,22 @@ def test_windows_that_fit_apart_may_not_fit_together():
     assert out["text"].tolist() == ["A cat purrs. Dogs bark", "No cat."]
 
 
-def test_titles_stand_before_what_is_shown_and_are_counted():
+def test_a_repeated_title_precedes_the_evidence_and_is_counted():
     results = frame({**CATS, "title": "On cats"}, {**DOGS, "title": "On dogs"}).rename(columns={"text": "body"})
     arguments = {"text_field": ("title", "body"), "repeat": "title"}
     out = evidence(results, 6, **arguments)
     assert out["body"].tolist() == ["On cats\nA cat purrs.", ""]
     assert out["title"].tolist() == results["title"].tolist()
     assert evidence(results, 9, **arguments)["body"].tolist() == ["On cats\nA cat purrs.", "On dogs\nNo cat."]
+
+
+def test_evidence_of_joined_fields_goes_into_text():
     joined = frame({**row("d", "On cats A cat purrs.", ("A cat", 1)), "title": "On cats", "body": "A cat purrs."})
     out = evidence(joined.drop(columns="text"), text_field=("title", "body"))
     assert out[["body", "text"]].to_numpy().tolist() == [["A cat purrs.", "A cat"]]
 
 
-def test_rows_columns_index_and_scores_stay_and_the_input_is_left_alone():
+def test_rows_columns_and_index_are_kept_and_the_input_is_unchanged():
     results = frame(DOGS, CATS | {"qid": "2"}, CATS, CATS).set_axis([7, 3, 3, 0]).assign(extra=[1, 2, 3, 4])
     before = results.copy(deep=True)
     out = evidence(results, 5)
@@ -212,73 +247,109 @@ def test_rows_columns_index_and_scores_stay_and_the_input_is_left_alone():
 
 
 @pytest.mark.parametrize("columns", [[], ["title", "rank"]])
-def test_frames_without_rows(columns):
+def test_an_empty_frame_gets_the_columns_of_evidence(columns):
     empty = pd.DataFrame(columns=["qid", "query", "docno", "text", "score", "window_scores", "window_spans", *columns])
     out = ld.Evidence()(empty)
     assert out.columns.tolist() == [*empty.columns, "evidence_spans", "evidence_tokens", "window_field"]
     assert len(out) == 0
 
 
-def test_the_text_of_a_frame_without_rows_is_text():
+def test_the_text_of_an_empty_frame_has_the_same_type():
     results = frame(CATS, DOGS)
     assert evidence(results.iloc[:0])["text"].dtype == evidence(results)["text"].dtype
 
 
-def test_rows_that_only_the_right_side_of_a_sum_has_are_told_of():
+def test_rows_without_windows_of_a_sum_are_refused():
     results = frame(CATS, DOGS)
     left, right = (pt.Transformer.from_df(rows) for rows in (results.iloc[:1], results))
-    with pytest.raises(ValueError, match=r"windows of 'dogs' are missing: .* of a \+ b only the rows of a have"):
+    with pytest.raises(ValueError, match=r"'dogs'.*a \+ b"):
         evidence((left + right)(results[["qid", "query"]].iloc[:1]))
 
 
-def test_what_is_missing_is_named():
-    results = frame(CATS, DOGS)
-    with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker explain=True"):
-        evidence(results.drop(columns="window_spans"))
-    for fields in ("text", ("title", "text")):
-        lacking = r"column\(s\) (title, )?text: put dataset.text_loader"
-        with pytest.raises(pt.validate.InputValidationError, match=lacking):
-            evidence(results.drop(columns="text"), text_field=fields)
-    for column in ("qid", "score"):
-        with pytest.raises(pt.validate.InputValidationError, match=column):
-            evidence(results.drop(columns=column))
-    for scores in ([np.nan, 1.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]):
-        with pytest.raises(ValueError, match="3 windows of 'cats' need a finite score each"):
-            evidence(results.assign(window_scores=[scores, [1.0]]))
-    with pytest.raises(ValueError, match="windows of 'dogs' are missing"):
-        evidence(results.assign(window_scores=[CATS["window_scores"], None]))
-    with pytest.raises(ValueError, match="windows of 'cats' end after its text"):
-        evidence(results.assign(text="short"))
-    with pytest.raises(ValueError, match="names 0 tokenizers: give tokenizer="):
-        ld.Evidence()(results)
-    for wrong in ({"tokens": 0}, {"at_least": 3000}, {"at_most": 0}, {"text_field": ()}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            ld.Evidence(**wrong)
+@pytest.mark.parametrize(
+    ("column", "fields"),
+    [("window_spans", "text"), ("text", "text"), ("text", ("title", "text")), ("qid", "text"), ("score", "text")],
+)
+def test_a_missing_column_is_named(column, fields):
+    with pytest.raises(pt.validate.InputValidationError, match=column):
+        evidence(frame(CATS, DOGS).drop(columns=column), text_field=fields)
 
 
-def test_windows_of_another_column_are_refused(results):
+@pytest.mark.parametrize(
+    ("changes", "docno"),
+    [
+        ({"window_scores": [[np.nan, 1.0, 2.0], [1.0]]}, "cats"),
+        ({"window_scores": [[1.0, 2.0], [1.0]]}, "cats"),
+        ({"window_scores": [[1.0, 2.0, 3.0, 4.0], [1.0]]}, "cats"),
+        ({"window_scores": [CATS["window_scores"], None]}, "dogs"),
+        ({"text": "short"}, "cats"),
+    ],
+)
+def test_the_document_with_wrong_windows_is_named(changes, docno):
+    with pytest.raises(ValueError, match=f"windows of '{docno}'"):
+        evidence(frame(CATS, DOGS).assign(**changes))
+
+
+def test_results_that_name_no_tokenizer_need_one():
+    with pytest.raises(ValueError, match="tokenizer="):
+        ld.Evidence()(frame(CATS, DOGS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"tokens": 0}, "tokens"),
+        ({"at_least": 3000}, "at_least"),
+        ({"tokens": 300, "at_least": 200, "at_most": 100}, "at_least=200"),
+        ({"at_most": 0}, "at_most"),
+        ({"text_field": ()}, "text_field"),
+        ({"repeat": "title"}, "repeat='title'"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused_by_name(arguments, name):
+    with pytest.raises(ValueError, match=name):
+        ld.Evidence(**arguments)
+
+
+@pytest.fixture
+def windows_of_body(results) -> pd.DataFrame:
+    """Explained results with windows of the column `body`."""
     titled = results.assign(title="a title", text=results["text"].fillna(""), body=results["text"].fillna("") + " more")
-    model = make("MaxP", explain=True, text_field=("title", "body"), repeat="title")
-    out = model(titled)
-    right = {"text_field": ("title", "body"), "repeat": "title"}
-    assert set(ld.Evidence(60, **right)(out)["body"].str[:7]) <= {"a title", ""}
-    assert ld.show(out, "1", text_field="body").documents
-    for wrong in ({}, {"text_field": ("title", "body")}, {"text_field": "title"}):
-        with pytest.raises(ValueError, match=r"those of 'body', not of '.*': give text_field="):
-            ld.Evidence(60, **wrong)(out)
-    with pytest.raises(ValueError, match="those of 'body', not of 'text'"):
-        ld.show(out, "1")
-    gold = results[["qid", "docno"]].assign(start=0, end=1)
-    with pytest.raises(ValueError, match="those of 'body', not of 'text'"):
-        ld.evidence_recall(out, gold)
+    return make("MaxP", explain=True, text_field=("title", "body"), repeat="title")(titled)
 
 
-def test_texts_that_are_evidence_need_new_windows(results):
+def test_windows_are_taken_from_the_column_that_the_model_read(windows_of_body):
+    out = ld.Evidence(60, text_field=("title", "body"), repeat="title")(windows_of_body)
+    assert set(out["body"].str[:7]) <= {"a title", ""}
+    assert ld.show(windows_of_body, "1", text_field="body").documents
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        ld.Evidence(60),
+        ld.Evidence(60, text_field=("title", "body")),
+        ld.Evidence(60, text_field="title"),
+        lambda frame: ld.show(frame, "1"),
+        lambda frame: ld.evidence_recall(frame, frame[["qid", "docno"]].assign(start=0, end=1)),
+    ],
+)
+def test_windows_of_another_column_are_refused(reads, windows_of_body):
+    with pytest.raises(ValueError, match="'body'"):
+        reads(windows_of_body)
+
+
+@pytest.mark.parametrize("again", [ld.Evidence(30), lambda frame: ld.show(frame, "1")])
+def test_windows_of_texts_that_evidence_replaced_are_refused(again, results):
+    once = (make("MaxP", explain=True) >> ld.Evidence(60))(results)
+    with pytest.raises(ValueError, match="replaced"):
+        again(once)
+
+
+def test_evidence_of_evidence_takes_parts_of_it(results):
     model = make("MaxP", explain=True)
     once = (model >> ld.Evidence(60))(results)
-    for again in (ld.Evidence(30), lambda frame: ld.show(frame, "1")):
-        with pytest.raises(ValueError, match="those of texts that Evidence or Passages has replaced"):
-            again(once)
     twice = (model >> ld.Evidence(30))(once)
     assert (twice["evidence_tokens"] <= once["evidence_tokens"]).all()
     for text, whole in zip(twice["text"], once["text"], strict=True):
@@ -307,14 +378,6 @@ def test_windows_of_a_passage_are_moved_to_their_place_in_the_document():
         assert " [...] ".join(texts[row.docno][slice(*span)] for span in row.evidence_spans) == row.text
 
 
-def test_what_is_shown_of_a_passage_stands_at_its_place_in_the_document():
-    best, texts = best_passages()
-    passages, documents = ld.show(best).documents, ld.show(of_documents(best, texts)).documents
-    for passage, document in zip(passages, documents, strict=True):
-        windows = [[shown.text[slice(*span)] for span in shown.spans] for shown in (passage, document)]
-        assert windows[0] == windows[1]
-
-
 def test_gold_text_is_found_in_windows_of_a_passage():
     best, texts = best_passages()
     start, _ = best.loc[best["docno"] == "b", "passage_span"].item()
@@ -326,28 +389,28 @@ def test_gold_text_is_found_in_windows_of_a_passage():
     assert recall.values["model"].tolist() == [0.0] * len(recall.values)
 
 
-def test_windows_of_a_passage_of_which_nothing_says_the_place_are_refused():
+def test_windows_of_a_passage_without_its_place_are_refused():
     best, texts = best_passages()
     documents = of_documents(best, texts).drop(columns="passage_span")
     for reads in (evidence, ld.show, lambda frame: ld.evidence_recall(frame, frame.assign(start=0, end=1))):
-        with pytest.raises(ValueError, match=r"the windows of '[ab]' are those of another text"):
+        with pytest.raises(ValueError, match=r"windows of '[ab]'"):
             reads(documents)
     titled, texts = best_passages(text_field=("text", "docno"), repeat="docno")
-    with pytest.raises(ValueError, match=r"the windows of '[ab]' are those of another text"):
+    with pytest.raises(ValueError, match=r"windows of '[ab]'"):
         evidence(of_documents(titled, texts))
 
 
-def test_windows_of_pyterrier_s_passages_are_refused_in_the_document():
+def test_windows_of_pyterriers_passages_are_refused_for_the_document():
     texts = {"a": " ".join(tiny.WORDS)}
     results = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": list(texts.values())})
     sliding = pt.text.sliding(text_attr="text", length=15, stride=15, prepend_attr=None)
     best = (sliding >> make("MaxP", explain=True) >> pt.text.max_passage())(results)
     assert set(evidence(best)["text"].item()) > set("aeio")
-    with pytest.raises(ValueError, match="the windows of 'a' are those of another text"):
+    with pytest.raises(ValueError, match="windows of 'a'"):
         evidence(of_documents(best, texts))
 
 
-def test_windows_that_a_selector_left_out_are_not_handed_on(results):
+def test_windows_that_preselect_left_out_are_not_evidence(results):
     model = make("MaxP", explain=True, preselect=ld.BM25Windows(1))
     out = (model >> ld.Evidence(500))(results)
     assert all(len(spans) <= 1 for spans in out["evidence_spans"])
@@ -356,7 +419,7 @@ def test_windows_that_a_selector_left_out_are_not_handed_on(results):
     ]
 
 
-def test_text_between_key_blocks_is_not_handed_on():
+def test_text_between_key_blocks_is_not_evidence():
     text = f"a red fish {'the cat in the rain and ' * 6}a red fish"
     results = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": [text]})
     blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.GreedyChunks(3))
@@ -368,7 +431,7 @@ def test_text_between_key_blocks_is_not_handed_on():
 
 
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max", "Birch", "MaxSim"])
-def test_tokens_are_those_of_the_model(name, results):
+def test_tokens_are_counted_by_the_tokenizer_of_the_model(name, results):
     model = make(name, explain=True)
     out = (model >> ld.Evidence(60))(results)
     counts = token_counter(model.model.tokenizer)(out["text"].tolist())
@@ -379,17 +442,21 @@ def test_tokens_are_those_of_the_model(name, results):
         " [...] ".join(text[a:b] for a, b in spans) for text, spans in zip(texts, out["evidence_spans"], strict=True)
     ]
     assert out["text"].tolist() == shown
-    summed = (0.3 * pt.Transformer.identity() + model) % 1 >> ld.Evidence(
-        60
-    )  # operators keep the name of the tokenizer
-    assert 0 < summed(results)["evidence_tokens"].max() <= 60
     pd.testing.assert_frame_equal(ld.Evidence(60, tokenizer=tiny.encoder())(model(results)), out)
-    mixed = pd.concat([model(results), model(results).assign(window_tokenizer="other")])
-    with pytest.raises(ValueError, match="names 2 tokenizers"):
-        ld.Evidence(60)(mixed)
 
 
-def test_evidence_finds_the_tokenizer_of_a_model_from_any_folder(results, tmp_path, monkeypatch):
+def test_the_tokenizer_is_known_after_pyterriers_operators(results):
+    summed = (0.3 * pt.Transformer.identity() + make("MaxP", explain=True)) % 1
+    assert 0 < (summed >> ld.Evidence(60))(results)["evidence_tokens"].max() <= 60
+
+
+def test_results_of_two_tokenizers_need_one(results):
+    out = make("MaxP", explain=True)(results)
+    with pytest.raises(ValueError, match="2 tokenizers"):
+        ld.Evidence(60)(pd.concat([out, out.assign(window_tokenizer="other")]))
+
+
+def test_the_tokenizer_of_a_model_is_found_from_any_folder(results, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(tiny.encoder()).parent)
     explained = make("MaxP", Path(tiny.encoder()).name, explain=True)(results)
     monkeypatch.chdir(tmp_path)
@@ -397,7 +464,7 @@ def test_evidence_finds_the_tokenizer_of_a_model_from_any_folder(results, tmp_pa
     pd.testing.assert_frame_equal(ld.Evidence(60)(explained), expected)
 
 
-def test_served_models_and_scorers_count_words(results):
+def test_words_are_counted_for_a_scorer_without_tokenizer(results):
     model = ld.MaxP(
         ld.PairScorer(lambda queries, texts: [len(text) for text in texts]), window_size=10, stride=5, explain=True
     )
@@ -406,7 +473,7 @@ def test_served_models_and_scorers_count_words(results):
     assert out.groupby("qid")["evidence_tokens"].sum().tolist() == [25, 25]
 
 
-def test_sentences_where_the_windows_were_sentences(results):
+def test_evidence_of_sentence_windows_is_whole_sentences(results):
     out = (ld.MaxP(tiny.encoder(), explain=True, windows=ld.SentenceWindows(max_sentences=1)) >> ld.Evidence(50))(
         results
     )
@@ -425,7 +492,7 @@ SENTENCE = st.text(alphabet="ab é猫🐈‍\n.", min_size=0, max_size=12)
     at_least=st.sampled_from([0, 1]),
     at_most=st.sampled_from([None, 4]),
 )
-def test_no_query_exceeds_its_budget_and_nothing_is_made_up(texts, tokens, seed, at_least, at_most):
+def test_no_query_exceeds_its_budget_and_all_text_is_the_documents(texts, tokens, seed, at_least, at_most):
     rng = np.random.default_rng(seed)
     rows = []
     for number, text in enumerate(texts):
@@ -442,13 +509,3 @@ def test_no_query_exceeds_its_budget_and_nothing_is_made_up(texts, tokens, seed,
     for text, old, spans in zip(out["text"], texts, out["evidence_spans"], strict=True):
         assert text == " [...] ".join(old[a:b].strip() for a, b in spans)
         assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
-
-
-def test_a_title_needs_its_column_among_the_texts():
-    with pytest.raises(ValueError, match=r"repeat='title' .* give, for instance, text_field=\('title', 'text'\)"):
-        ld.Evidence(repeat="title")
-
-
-def test_contradictory_limits_are_refused():
-    with pytest.raises(ValueError, match="at_least=200 must be at most at_most=100"):
-        ld.Evidence(300, at_least=200, at_most=100)

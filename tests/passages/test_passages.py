@@ -1,4 +1,4 @@
-"""Passages: documents cut into rows of their own, from which PyTerrier makes documents again; nothing is lost."""
+"""Passages cuts documents into rows, from which PyTerrier makes documents again; no text is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def texts_of(out):
     windows=st.sampled_from([FIVE, ld.GreedyChunks(3), ld.SentenceWindows(max_sentences=1), ld.SlidingWords(2, 2)]),
     tokenizer=st.sampled_from([None, tiny.tokenizer()]),
 )
-def test_disjoint_passages_joined_are_the_text(texts, windows, tokenizer):
+def test_passages_that_do_not_overlap_join_to_the_text(texts, windows, tokenizer):
     documents = pd.DataFrame({"docno": range(len(texts)), "text": texts})
     passages = ld.Passages(windows, tokenizer=tokenizer)(documents)
     assert {docno: "".join(parts) for docno, parts in texts_of(passages).items()} == dict(
@@ -38,23 +38,30 @@ def test_disjoint_passages_joined_are_the_text(texts, windows, tokenizer):
         assert texts[int(docno.split("%p")[0])][start:end] == text
 
 
-def test_documents_and_results():
-    documents = pd.DataFrame({"docno": ["a", "b"], "text": ["1 2 3 4 5 6 7", ""], "url": ["x", "y"]})
-    out = ld.Passages(FIVE)(documents)
+DOCUMENTS = pd.DataFrame({"docno": ["a", "b"], "text": ["1 2 3 4 5 6 7", ""], "url": ["x", "y"]})
+
+
+def test_passages_are_named_after_their_document():
+    out = ld.Passages(FIVE)(DOCUMENTS)
     assert out["docno"].tolist() == ["a%p0", "a%p1", "b%p0"]
     assert out["text"].tolist() == ["1 2 3 4 5 ", "6 7", ""]  # the tail stays, and so does a document without text
     assert out["url"].tolist() == ["x", "x", "y"]
-    results = documents.assign(qid="1", query="q", score=[2.0, 1.0], rank=[0, 1]).set_axis([4, 4])
+
+
+def test_results_keep_their_columns_and_the_input_is_unchanged():
+    results = DOCUMENTS.assign(qid="1", query="q", score=[2.0, 1.0], rank=[0, 1]).set_axis([4, 4])
     before = results.copy()
     out = ld.Passages(FIVE)(results)
     pd.testing.assert_frame_equal(results, before)
     assert out["rank"].tolist() == [0, 0, 1]
     assert out.columns.tolist() == [*results.columns, "passage_span"]
-    assert ld.Passages(FIVE)(results.iloc[:0]).columns.tolist() == out.columns.tolist()
-    assert ld.Passages(FIVE)(documents.iloc[:0]).columns.tolist() == [*documents.columns, "passage_span"]
 
 
-def test_windows_overlap_and_titles_are_repeated():
+def test_an_empty_frame_gets_the_column_of_spans():
+    assert ld.Passages(FIVE)(DOCUMENTS.iloc[:0]).columns.tolist() == [*DOCUMENTS.columns, "passage_span"]
+
+
+def test_a_title_is_joined_or_repeated_in_each_passage():
     documents = pd.DataFrame({"docno": ["a"], "title": ["T"], "text": ["1 2 3 4"]})
     out = ld.Passages(ld.SlidingWindows(3, 1), text_field=("title", "text"), repeat="title")(documents)
     assert out["text"].tolist() == ["T\n1 2 3 ", "T\n2 3 4"]
@@ -67,7 +74,7 @@ def test_windows_overlap_and_titles_are_repeated():
     ("again", "model"),
     [(pt.text.max_passage, ld.MaxP), (pt.text.first_passage, ld.FirstP), (pt.text.mean_passage, ld.AvgP)],
 )
-def test_documents_again_have_the_scores_of_the_model_over_windows(again, model, cross_encoder, results):
+def test_documents_made_again_have_the_scores_of_the_model_over_windows(again, model, cross_encoder, results):
     windows = ld.SlidingWindows(20, 20)
     cut = ld.Passages(windows, tokenizer=cross_encoder)
     passages = (cut >> ld.FirstP(cross_encoder, max_query_len=8, dtype="float32") >> again())(
@@ -80,7 +87,7 @@ def test_documents_again_have_the_scores_of_the_model_over_windows(again, model,
     )
 
 
-def test_an_index_of_passages():
+def test_passages_can_be_indexed():
     indexed = []
 
     class Index(pt.Indexer):
@@ -91,7 +98,7 @@ def test_an_index_of_passages():
     assert [row["docno"] for row in indexed] == ["a%p0", "a%p1", "b%p0"]
 
 
-def test_where_sliding_loses_text():
+def test_the_last_words_are_kept_where_pyterriers_sliding_drops_them():
     pytest.importorskip("pyterrier.text")
     documents = pd.DataFrame({"docno": ["a"], "text": [" ".join(map(str, range(199)))]})
     sliding = pt.text.sliding(text_attr="text", length=150, stride=75, prepend_attr=None)(documents)
@@ -99,27 +106,34 @@ def test_where_sliding_loses_text():
     assert ld.Passages()(documents)["text"].iloc[-1].split()[-1] == "198"
 
 
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="windows=150 must be windows"):
+def test_windows_of_another_type_are_refused():
+    with pytest.raises(ValueError, match="windows=150"):
         ld.Passages(150)
-    with pytest.raises(ValueError, match="docno 'a%p1' must be a name without '%p'"):
-        ld.Passages()(pd.DataFrame({"docno": ["a%p1"], "text": ["x"]}))
-    for nothing in (None, np.nan):
-        with pytest.raises(ValueError, match=f"docno {nothing} must"):
-            ld.Passages()(pd.DataFrame({"docno": [nothing], "text": ["x"]}))
-    with pytest.raises(pt.validate.InputValidationError):
+
+
+@pytest.mark.parametrize("docno", ["a%p1", None, np.nan])
+def test_a_docno_that_cannot_be_restored_is_refused(docno):
+    with pytest.raises(ValueError, match=f"docno {docno!r}"):
+        ld.Passages()(pd.DataFrame({"docno": [docno], "text": ["x"]}))
+
+
+def test_a_missing_text_column_is_refused():
+    with pytest.raises(pt.validate.InputValidationError, match="text"):
         ld.Passages()(pd.DataFrame({"docno": ["a"]}))
+
+
+def test_the_repr_has_the_arguments_that_were_given():
     assert repr(ld.Passages(FIVE, repeat="t", text_field=("t", "b"))) == (
         "Passages(windows=SlidingWindows(size=5, stride=5), text_field=('t', 'b'), repeat='t')"
     )
 
 
-def test_windows_of_the_document_are_not_those_of_its_passages():
+def test_windows_of_the_document_are_refused_for_its_passages():
     columns = {"qid": "1", "query": "q", "score": 1.0, "window_spans": [[(0, 3)]], "window_scores": [[1.0]]}
     explained = pd.DataFrame(
         {"docno": ["a"], "text": ["one two three four five six"], "window_field": "text", **columns}
     )
     out = ld.Passages(FIVE)(explained)
     assert out["window_field"].tolist() == ["", ""]
-    with pytest.raises(ValueError, match="texts that Evidence or Passages has replaced"):
+    with pytest.raises(ValueError, match="replaced"):
         ld.Evidence(50, tokenizer=len)(out)

@@ -1,3 +1,5 @@
+"""rerank_to_disk and merge_run: results equal transform's, and a job that was stopped continues."""
+
 from __future__ import annotations
 
 import errno
@@ -57,7 +59,7 @@ def written(out: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("loads", [False, True], ids=["text in the frame", "text by a loader"])
-def test_the_frame_is_that_of_transform(cross_encoder, tmp_path, loads):
+def test_merged_results_equal_transform(cross_encoder, tmp_path, loads):
     frame = tiny.longer_results().sort_values("qid", kind="stable")
     frame = frame.assign(note=[[i] for i in range(len(frame))], text=frame["text"].fillna(""))
     texts = frame.drop_duplicates("docno").set_index("docno")["text"].to_dict()
@@ -72,7 +74,7 @@ def test_the_frame_is_that_of_transform(cross_encoder, tmp_path, loads):
 
 @pytest.mark.parametrize("name", ["MaxP", "LateIR"])
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
-def test_coverage_and_empty_rows_are_those_of_transform(name, tmp_path, monkeypatch):
+def test_coverage_equals_that_of_transform(name, tmp_path, monkeypatch):
     monkeypatch.setattr("pyterrier_longdoc.scale.blocks.BLOCK_ROWS", 1)
     frame = tiny.frame([f"{word} dog" for word in tiny.WORDS[:4]], [tiny.LONG, "old dog", " "])
     model = systems.make(name, max_query_len=8)
@@ -85,7 +87,7 @@ def test_coverage_and_empty_rows_are_those_of_transform(name, tmp_path, monkeypa
 
 @pytest.mark.parametrize("n", [1, 2, 7])
 @pytest.mark.parametrize("form", ["frame", "run.gz", "parquet", "folder"])
-def test_any_form_and_number_of_shards_gives_the_same(whole, tmp_path, form, n, monkeypatch):
+def test_any_form_of_candidates_and_number_of_shards_gives_the_same(whole, tmp_path, form, n, monkeypatch):
     monkeypatch.setattr("pyterrier_longdoc.scale.blocks._PART_ROWS", 40)
     given = tmp_path / form
     if form == "parquet":
@@ -102,7 +104,7 @@ def test_any_form_and_number_of_shards_gives_the_same(whole, tmp_path, form, n, 
     assert_merged(tmp_path / "out", whole)
 
 
-def test_a_merged_file_is_in_the_order_of_ranks(tmp_path):
+def test_a_merged_file_is_a_run_in_the_order_of_ranks(tmp_path):
     ld.rerank_to_disk(Digests(), WITH_QUERIES, tmp_path / "out")
     path = ld.merge_run(tmp_path / "out", tmp_path / "merged.res.gz", name="my system")
     lines, frame = pt.io.read_results(str(path)), ld.merge_run(tmp_path / "out")
@@ -114,20 +116,24 @@ def test_a_merged_file_is_in_the_order_of_ranks(tmp_path):
     np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-15)
 
 
-def test_numbers_as_ids_pipelines_that_cut_and_columns_of_sequences(tmp_path):
+def test_ids_may_be_numbers_and_a_pipeline_may_drop_rows_and_queries(tmp_path):
     run = WITH_QUERIES.assign(qid=WITH_QUERIES["qid"].str[1:].astype(int), docno=range(300))
-    run = run.assign(spans=[[(i, i + 1)] for i in range(300)], bits=[np.zeros(2)] * 300)
     two_of_each = Digests() % 2 >> pt.apply.generic(lambda frame: frame[frame["qid"] != "3"])
     ld.rerank_to_disk(two_of_each, run, tmp_path / "out")
-    found = ld.merge_run(tmp_path / "out")
-    assert found.groupby("qid")["rank"].apply(sorted).to_dict() == {str(i): [0, 1] for i in range(12) if i != 3}
-    first = found.iloc[0]
-    assert (first["spans"], first["bits"]) == ([[int(first["docno"]), int(first["docno"]) + 1]], [0.0, 0.0])
+    ranks = ld.merge_run(tmp_path / "out").groupby("qid")["rank"].apply(sorted)
+    assert ranks.to_dict() == {str(i): [0, 1] for i in range(12) if i != 3}
+
+
+def test_columns_of_sequences_come_back_as_lists(tmp_path):
+    run = WITH_QUERIES.assign(spans=[[(i, i + 1)] for i in range(300)], bits=[np.zeros(2)] * 300, place=range(300))
+    ld.rerank_to_disk(Digests(), run, tmp_path / "out")
+    first = ld.merge_run(tmp_path / "out").iloc[0]
+    assert (first["spans"], first["bits"]) == ([[first["place"], first["place"] + 1]], [0.0, 0.0])
 
 
 @pytest.mark.parametrize("name", ["CEDR-knrm", "MaxSim", "NeuralModel1", "MaxP"])
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
-def test_explanations_are_those_of_transform(name, tmp_path):
+def test_explanations_equal_those_of_transform(name, tmp_path):
     model, results = systems.make(name, explain=True), tiny.results()
     ld.rerank_to_disk(model, results, tmp_path / "out")
     found, expected = (
@@ -146,7 +152,7 @@ def test_explanations_are_those_of_transform(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
-def test_rows_without_an_explanation_are_written_beside_explained_ones(tmp_path):
+def test_missing_explanations_come_back_as_missing(tmp_path):
     explained = systems.make("MaxSim", explain=True)
     missing = pt.apply.generic(lambda frame: frame.assign(**{name: [None, *frame[name][1:]] for name in TERMS}))
     results = tiny.results().assign(score=range(5))
@@ -167,7 +173,7 @@ def test_features_come_back_as_arrays(tmp_path):
     assert all(isinstance(row, np.ndarray) for row in found["features"])
 
 
-def test_halves_of_surrogate_pairs_are_written_as_models_read_them(tmp_path):
+def test_half_a_surrogate_pair_is_written_as_a_question_mark(tmp_path):
     text = pd.Series(["cut \ud83d", "whole", None] * 100, dtype=object)
     ld.rerank_to_disk(Digests(), WITH_QUERIES.assign(text=text), tmp_path / "out")
     assert set(ld.merge_run(tmp_path / "out")["text"].dropna()) == {"cut ?", "whole"}
@@ -177,12 +183,12 @@ def test_halves_of_surrogate_pairs_are_written_as_models_read_them(tmp_path):
     ("result", "message"),
     [
         (lambda frame: frame.drop(columns="score"), "score"),
-        (lambda frame: frame.assign(score=np.nan), "no finite number"),
-        (lambda frame: frame.assign(qid=frame["qid"] + "x"), "have the qid 'q.*x'"),
+        (lambda frame: frame.assign(score=np.nan), "score"),
+        (lambda frame: frame.assign(qid=frame["qid"] + "x"), "qid"),
         (lambda frame: frame.assign(tokens=[{str(i): i} for i in range(len(frame))]), "dictionaries"),
     ],
 )
-def test_results_that_would_not_come_back_are_refused(tmp_path, result, message):
+def test_results_that_cannot_be_stored_are_refused(tmp_path, result, message):
     with pytest.raises(RuntimeError, match=message):
         ld.rerank_to_disk(Digests() >> pt.apply.generic(result), WITH_QUERIES, tmp_path / "out")
     assert not list((tmp_path / "out").glob("blocks/*"))
@@ -191,7 +197,7 @@ def test_results_that_would_not_come_back_are_refused(tmp_path, result, message)
 # Going on.
 
 
-def test_a_pipeline_that_fails_says_where_and_goes_on_from_there(tmp_path, capsys):
+def test_an_error_names_its_block_and_the_next_call_continues_there(tmp_path, capsys):
     def texts(frame):
         if texts.lost in set(frame["qid"]):
             raise KeyError("d17")
@@ -203,7 +209,7 @@ def test_a_pipeline_that_fails_says_where_and_goes_on_from_there(tmp_path, capsy
     with pytest.raises(RuntimeError, match=rf"KeyError: 'd17' \(in block \d+, queries .*{texts.lost}"):
         ld.rerank_to_disk(pipeline, RUN, tmp_path / "out", topics=TOPICS)
     texts.lost = None
-    with pytest.warns(UserWarning, match=r"texts may have changed"):
+    with pytest.warns(UserWarning, match="changed"):
         rest = ld.rerank_to_disk(pipeline, RUN, tmp_path / "out", topics=TOPICS, verbose=True)
     assert re.search(r" 300/300 .*rows/s", capsys.readouterr().err)
     assert 0 < rest.rows < rest.rows + rest.rows_before == 300
@@ -213,7 +219,7 @@ def test_a_pipeline_that_fails_says_where_and_goes_on_from_there(tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_the_same(tmp_path):
+def test_a_job_that_is_killed_again_and_again_gives_the_same_results(tmp_path):
     run, topics = candidates(20_000, 150)
     source, out = write_trec(run, tmp_path / "run.gz"), tmp_path / "killed"
     whole, killed = Digests(log=tmp_path / "log of whole"), Digests(log=tmp_path / "log of killed")
@@ -241,7 +247,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path):
         ("pyterrier_longdoc.scale.blocks._append", OSError, "No space left"),
     ],
 )
-def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch, full, error, message):
+def test_a_job_continues_after_a_full_disk(whole, tmp_path, monkeypatch, full, error, message):
     write, calls = {"write_table": parquet.write_table}.get(full.rpartition(".")[2]), []
 
     def write_until_full(table, where, *arguments, **options):
@@ -261,56 +267,67 @@ def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch, full, error, me
     assert_merged(tmp_path / "out", whole)
 
 
-def test_what_was_left_by_a_process_that_died_while_it_divided_is_no_part_of_the_job(whole, tmp_path):
+def test_candidates_that_were_half_written_are_written_again(whole, tmp_path):
     (tmp_path / "out" / "candidates").mkdir(parents=True)
     (tmp_path / "out" / "candidates" / "00000.arrow").write_bytes(b"half a block")
     ld.rerank_to_disk(Digests(), write_trec(RUN, tmp_path / "run"), tmp_path / "out", topics=TOPICS)
     assert_merged(tmp_path / "out", whole)
 
 
-def test_damaged_files_are_named_and_scored_anew(whole, tmp_path, monkeypatch):
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A finished job in `out`, to call again."""
     monkeypatch.setattr("pyterrier_longdoc.scale.blocks._PART_ROWS", 40)
     job = partial(ld.rerank_to_disk, Digests(), write_trec(RUN, tmp_path / "run"), tmp_path / "out", topics=TOPICS)
     job()
-    block, block_candidates = tmp_path / "out/blocks/00001.parquet", tmp_path / "out/candidates/00001.arrow"
+    return job
+
+
+def test_a_damaged_block_is_named_and_scored_again_once_deleted(whole, job, tmp_path):
+    block = tmp_path / "out/blocks/00001.parquet"
     column = parquet.read_metadata(block).row_group(0).column(0)
     content = bytearray(block.read_bytes())
     content[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
     block.write_bytes(content)
-    with pytest.raises(ValueError, match=r"00001\.parquet.*delete it"):
+    with pytest.raises(ValueError, match=r"00001\.parquet"):
         ld.merge_run(tmp_path / "out")
     block.unlink()
     job()
     assert_merged(tmp_path / "out", whole)
-    block.unlink()
-    first_part, end, _ = block_candidates.read_bytes().partition(b"\xff" * 4 + b"\0" * 4)
-    whole_parts = block_candidates.read_bytes()
-    for damaged in (first_part + end, whole_parts[:-40], b"x" + whole_parts):
-        block_candidates.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"00001\.arrow is damaged: choose a new folder"):
-            job()
 
 
-def test_candidates_without_a_qid_are_refused_before_anything_is_written(tmp_path):
-    run = RUN.assign(qid=[None, *RUN["qid"][1:]], query="words")
-    with pytest.raises(ValueError, match=rf"'qid' is empty in 1 of {len(RUN)} rows"):
-        ld.rerank_to_disk(Digests(), run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda content: b"".join(content.partition(b"\xff" * 4 + b"\0" * 4)[:2]),  # the first part alone
+        lambda content: content[:-40],
+        lambda content: b"x" + content,
+    ],
+    ids=["cut after a part", "cut", "longer"],
+)
+def test_damaged_candidates_are_named(damaged, job, tmp_path):
+    (tmp_path / "out/blocks/00001.parquet").unlink()
+    file = tmp_path / "out/candidates/00001.arrow"
+    file.write_bytes(damaged(file.read_bytes()))
+    with pytest.raises(ValueError, match=r"00001\.arrow"):
+        job()
 
 
-def test_a_merge_says_which_blocks_are_missing(tmp_path):
+def test_a_merge_names_the_blocks_that_are_missing(tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, shard=(1, 3))
     names = written(tmp_path / "out")
     first = min(set(range(3)) - {int(name.partition(".")[0]) for name in names})
-    unfinished = rf"\d of \d+ blocks are not finished, .*{first:05}\.parquet: repeat the call of rerank_to_disk"
     for path in (None, tmp_path / "run.res"):
-        with pytest.raises(FileNotFoundError, match=unfinished):
+        with pytest.raises(FileNotFoundError, match=rf"{first:05}\.parquet"):
             ld.merge_run(tmp_path / "out", path)
+
+
+def test_a_folder_without_a_job_cannot_be_merged(tmp_path):
     with pytest.raises(FileNotFoundError, match="manifest"):
         ld.merge_run(tmp_path)
 
 
-def test_a_damaged_manifest_is_no_reason_to_begin_anew(tmp_path):
+def test_a_damaged_manifest_leaves_finished_blocks_alone(tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
     manifest, before = tmp_path / "manifest.json", written(tmp_path)
     manifest.write_text(manifest.read_text()[:-20])
@@ -319,7 +336,7 @@ def test_a_damaged_manifest_is_no_reason_to_begin_anew(tmp_path):
     assert written(tmp_path) == before
 
 
-def test_a_run_without_rows_ends_at_once(tmp_path):
+def test_a_run_without_rows_gives_a_run_without_rows(tmp_path):
     assert ld.rerank_to_disk(Digests(), WITH_QUERIES.iloc[:0], tmp_path).rows == 0
     assert set(ld.merge_run(tmp_path)) == {*WITH_QUERIES, "rank"}
 
@@ -327,28 +344,40 @@ def test_a_run_without_rows_ends_at_once(tmp_path):
 # Other pipelines, other candidates, other files.
 
 
-def test_what_differs_from_the_job_in_the_folder_is_named(cross_encoder, tmp_path):
-    source, out = write_trec(RUN, tmp_path / "run"), tmp_path / "out"
-    ld.rerank_to_disk(Digests(), source, out, topics=TOPICS, shard=(0, 2))
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"pipeline": Digests("b")}, r"pipeline\.name"),
+        ({"run": RUN.iloc[::-1]}, "candidates"),
+        ({"topics": TOPICS.assign(query="other words")}, "topics"),
+        ({"pipeline": Digests("b"), "run": RUN.iloc[::-1]}, r"pipeline\.name, candidates"),
+    ],
+)
+def test_another_job_in_the_folder_is_refused_with_what_differs(changes, names, tmp_path):
+    run = write_trec(RUN, tmp_path / "run")
+    job = {"pipeline": Digests(), "run": run, "topics": TOPICS, "out": tmp_path / "out"}
+    ld.rerank_to_disk(**job, shard=(0, 2))
+    before = written(tmp_path / "out")
+    with pytest.raises(ValueError, match=f"differs in {names}"):
+        ld.rerank_to_disk(**{**job, **changes})
+    assert written(tmp_path / "out") == before
+
+
+def test_a_copy_of_the_candidates_is_the_same_job(tmp_path):
+    source = write_trec(RUN, tmp_path / "run")
+    ld.rerank_to_disk(Digests(), source, tmp_path / "out", topics=TOPICS)
     (tmp_path / "copy").write_bytes(source.read_bytes())
-    ld.rerank_to_disk(Digests(), tmp_path / "copy", out, topics=TOPICS, shard=(0, 2))
-    before = written(out)
-    for arguments, names in [
-        ((Digests("b"), source, TOPICS), r"pipeline\.name"),
-        ((Digests(), RUN, TOPICS), "candidates"),
-        ((Digests(), source, TOPICS.assign(query="other words")), "topics"),
-        ((Digests("b"), write_trec(RUN.iloc[::-1], tmp_path / "other"), TOPICS), r"pipeline\.name, candidates"),
-    ]:
-        with pytest.raises(ValueError, match=f"differs in {names}"):
-            ld.rerank_to_disk(*arguments[:2], out, topics=arguments[2])
-    assert written(out) == before
+    assert ld.rerank_to_disk(Digests(), tmp_path / "copy", tmp_path / "out", topics=TOPICS).rows == 0
+
+
+def test_another_argument_of_the_model_is_another_job(cross_encoder, tmp_path):
     model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
     ld.rerank_to_disk(model, tiny.longer_results(), tmp_path / "model")
     with pytest.raises(ValueError, match=r"differs in pipeline\.windows\.stride"):
         ld.rerank_to_disk(model.apply_attributes(stride=5), tiny.longer_results(), tmp_path / "model")
 
 
-def test_results_with_other_columns_are_of_another_job(cross_encoder, tmp_path):
+def test_other_columns_of_the_results_are_another_job(cross_encoder, tmp_path):
     model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
     ld.rerank_to_disk(model, tiny.results(), tmp_path, shard=(0, 2))
     model.explain = True
@@ -357,10 +386,10 @@ def test_results_with_other_columns_are_of_another_job(cross_encoder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
-def test_code_of_ones_own_tells_its_version_or_is_refused(kind, cross_encoder, tmp_path):
+def test_a_users_code_needs_a_version(kind, cross_encoder, tmp_path):
     frame, out = tiny.longer_results(), tmp_path / "out"
     make_edited, name = own.EDITED[kind]
-    with pytest.raises(ValueError, match=rf"{name}: your own code.* def describe\(self\)"):
+    with pytest.raises(ValueError, match=rf"{name}.*describe"):
         ld.rerank_to_disk(make_edited(1, cross_encoder), frame, out)
     assert not out.exists()
     for shard in ((0, 2), (1, 2)):
@@ -374,14 +403,14 @@ def test_a_function_that_scores_pairs_needs_a_name(tmp_path):
         return [float(len(text)) for text in texts]
 
     frame, out = tiny.longer_results(), tmp_path / "out"
-    with pytest.raises(ValueError, match=r"edited: your own code.* PairScorer and CallableBackend vouch by name="):
+    with pytest.raises(ValueError, match=r"edited.*name="):
         ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited), window_size=5, stride=5), frame, out)
     ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="1"), window_size=5, stride=5), frame, out, shard=(0, 2))
     with pytest.raises(ValueError, match=r"differs in pipeline\.weights\.name"):
         ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="2"), window_size=5, stride=5), frame, out)
 
 
-def test_a_job_with_a_dataset_as_text_loader_goes_on_without_a_warning(tmp_path):
+def test_a_data_set_as_text_loader_is_known_to_be_the_same(tmp_path):
     frame = tiny.longer_results()
     texts = frame.drop_duplicates("docno").assign(text="a cat")[["docno", "text"]]
     (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, texts.to_dict("records"))), encoding="utf-8")
@@ -394,36 +423,40 @@ def test_a_job_with_a_dataset_as_text_loader_goes_on_without_a_warning(tmp_path)
     assert len(ld.merge_run(tmp_path / "out")) == len(frame)
 
 
-def test_files_of_somebody_else_are_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"notes\.txt"):
         ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_manifest_that_was_half_written_does_not_matter(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".manifest.json.1.part").touch()  # of a process that begins the job, or was killed
+    (tmp_path / "out" / ".manifest.json.1.part").touch()
     assert ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS).rows == 300
 
 
 BAD = [
     ({"shard": (2, 2)}, ValueError, "shard"),
     ({"topics": None}, pt.validate.InputValidationError, "query"),
-    ({"topics": TOPICS.iloc[2:]}, ValueError, "topics lack 2 qids"),
+    ({"topics": TOPICS.iloc[2:]}, ValueError, "topics.* 2 "),
     ({"topics": pd.concat([TOPICS, TOPICS])}, ValueError, "not unique"),
+    ({"run": RUN.assign(qid=[None, *RUN["qid"][1:]], query="words"), "topics": None}, ValueError, "'qid'"),
     ({"run": RUN.drop(columns="docno")}, ValueError, "docno"),
     ({"run": "no-such-file"}, FileNotFoundError, "no-such-file"),
     ({"run": __file__}, ValueError, "test_disk"),
     ({"run": Path(__file__).parent}, FileNotFoundError, "Parquet"),
-    ({"run": WITH_QUERIES}, ValueError, "topics= would"),
-    ({"run": RUN.assign(tokens=[{"a": 1}] * 300)}, ValueError, "dictionaries .*columns .'tokens'."),
-    ({"run": RUN.assign(tokens=[[{"a": 1}]] * 300)}, ValueError, "columns .'tokens'.*JSON"),
-    ({"run": RUN.assign(docno=pd.Series(["\ud83d"] * 300, dtype=object))}, ValueError, "'docno' holds half"),
+    ({"run": WITH_QUERIES}, ValueError, "topics="),
+    ({"run": RUN.assign(tokens=[{"a": 1}] * 300)}, ValueError, "'tokens'"),
+    ({"run": RUN.assign(tokens=[[{"a": 1}]] * 300)}, ValueError, "'tokens'"),
+    ({"run": RUN.assign(docno=pd.Series(["\ud83d"] * 300, dtype=object))}, ValueError, "'docno'"),
     ({"pipeline": len}, ValueError, "pipeline"),
     ({"pipeline": ld.MaxP("longdoc:minilm-l6")}, pt.validate.InputValidationError, "text"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "kind", "message"), BAD, ids=[message for *_, message in BAD])
-def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, changes, kind, message):
+@pytest.mark.parametrize(("changes", "kind", "message"), BAD)
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, changes, kind, message):
     arguments = {"pipeline": Digests(), "run": RUN, "topics": TOPICS, "out": tmp_path / "out", **changes}
     with pytest.raises(kind, match=message):
         ld.rerank_to_disk(**arguments)
@@ -447,18 +480,18 @@ class Backwards:
             yield key, function(shared, frame)
 
 
-def test_an_executor_returns_blocks_in_any_order(whole, tmp_path):
+def test_an_executor_may_return_blocks_in_any_order(whole, tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, executor=Backwards())
     assert_merged(tmp_path / "out", whole)
 
 
-def test_the_error_of_an_executor_that_has_opened_no_block_is_its_own(tmp_path):
+def test_an_error_of_the_executor_itself_is_passed_on(tmp_path):
     executor = Mock(map=Mock(side_effect=ConnectionError("no workers")))
     with pytest.raises(ConnectionError, match="no workers"):
         ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, executor=executor)
 
 
-def test_processes_that_start_at_once_divide_candidates_once_and_share_the_work(whole, tmp_path, monkeypatch):
+def test_processes_that_start_together_share_the_work_even_if_one_dies(whole, tmp_path, monkeypatch):
     source, log, divided = write_trec(RUN, tmp_path / "run.gz"), tmp_path / "log", tmp_path / "divided"
     divide = Candidates.divide
 
@@ -487,11 +520,11 @@ def test_processes_that_start_at_once_divide_candidates_once_and_share_the_work(
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_blocks(tmp_path):
+def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path):
     run, topics = candidates(60_000, 300)
     source = write_trec(run, tmp_path / "run.gz")
     texts = pt.apply.generic(lambda frame: frame.assign(text=[docno * 500 for docno in frame["docno"]]))
     pipeline = texts >> Digests()  # 160 MB of text in all
     ld.rerank_to_disk(pipeline, source, tmp_path / "out", topics=topics, shard=(0, 8))
-    with pytest.warns(UserWarning, match="may have changed"):
+    with pytest.warns(UserWarning, match="changed"):
         assert memory.growth(lambda: ld.rerank_to_disk(pipeline, source, tmp_path / "out", topics=topics)) < 60
