@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import pyterrier as pt
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from ..common.frames import Text
 from ..common.progress import work_bar
-from ..common.signals import take_back_signals
 from .examples import Example, Pick, TrainingSet, draw_epoch, examples_per_epoch, make_examples
 from .losses import LOSSES
-from .model_changes import adapted, dropping, recomputing
+from .model_changes import changed_for_training
 from .processes import Processes
 from .recipe import TrainingArgs, seed_of
-from .resume import StateFile, optimizer_states
+from .resume import StateFile
 from .schedule import BETAS, make_optimizer, rate_and_beta
 
 Objective = Callable[[Any, Sequence[Example], TrainingArgs], torch.Tensor]
@@ -57,7 +53,7 @@ def train(
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of examples, for methods that need more than scores; None for the recipe's.
         settings: returns the model's settings, JSON-able: a training is not continued with other settings.
-        verbose: show a line for each epoch.
+        verbose: show a progress bar.
 
     Returns:
         `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
@@ -76,27 +72,38 @@ def train(
         # torch's global random state is restored afterwards.
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         torch.manual_seed(seed_of(recipe))
-        if recipe.dropout is not None:
-            stack.enter_context(dropping(model, recipe.dropout))
-        if recipe.lora is not None:
-            stack.enter_context(adapted(model, recipe.lora))
-        if recipe.gradient_checkpointing:
-            stack.enter_context(recomputing(model))
+        stack.enter_context(changed_for_training(model, recipe))
         run = Run(model, data, recipe, objective or ranking_loss, [] if history is None else history)
         stack.callback(run.end)
+        state, is_first = run.state, run.processes.rank == 0
         if recipe.checkpoint is not None and run.resume(settings()):
             on_step()
-            if run.rank == 0:
-                step, total, is_done = run.state.step, run.total_steps, run.is_over and run.state.is_reported
-                pt.tqdm.write(f"{'nothing to do' if is_done else 'resuming'} after step {step} of {total}")
-        take_back_signals()
+            if is_first:
+                done = "nothing to do" if run.is_over else "resuming"
+                pt.tqdm.write(f"{done} after step {state.step} of {run.total_steps}")
         model.train()
+        shown = verbose and is_first and not run.is_over
+        bar = stack.enter_context(work_bar("fit", "step", run.total_steps, shown=shown, done=state.step))
         try:
-            run.report(validate)  # of a step that an interruption came after
             while not run.is_over:
-                run.epoch(validate, on_step, verbose)
+                epoch, steps_done = divmod(state.step, run.steps_per_epoch)
+                picks = draw_epoch(data.groups, recipe, epoch)
+                for start in range(steps_done * recipe.queries_per_step, len(picks), recipe.queries_per_step):
+                    run.step(picks[start : start + recipe.queries_per_step])
+                    on_step()
+                    loss, rate, speed = run.figures().values()
+                    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
+                    bar.update()
+                    run.report(validate)
+                    if run.is_over:
+                        break
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(run.interrupted()) from None
+            how = "fit continues from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it resume"
+            if recipe.checkpoint is not None:
+                how = f"to resume from the last state in {str(recipe.checkpoint)!r}, repeat the call with a new model"
+            kept = "the best validated weights" if run.best else "its weights"
+            problem = f"training interrupted after step {state.step} of {run.total_steps}: {kept} are kept"
+            raise KeyboardInterrupt(f"{problem}; {how}") from None
     return run.history
 
 
@@ -119,10 +126,6 @@ class State:
     """How far a training is; the checkpoint folder has all of it."""
 
     step: int = 0  # optimiser steps done
-    epoch: int = 0  # the present one, from 0
-    position: int = 0  # examples done in the present epoch
-    is_reported: bool = True  # whether the last step's validation and entry of the history are done
-    rate: float = 0.0  # the last step's learning rate, the highest
     loss: float = 0.0  # sum of losses since the last entry of the history
     examples: int = 0  # examples of these losses
     documents: float = 0.0  # documents of these examples
@@ -142,21 +145,14 @@ class Run:
     ) -> None:
         self.model, self.data, self.recipe, self.objective, self.history = model, data, recipe, objective, history
         self.old_entries = len(history)
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        self.processes = Processes(model, recipe) if several or recipe.trackers else None
-        # The first process writes and reports.
-        self.rank: int = 0 if self.processes is None else self.processes.rank
-        self.number: int = 1 if self.processes is None else self.processes.number
+        self.processes = Processes(model, recipe)
         self.optimizer = make_optimizer(model, recipe)
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.dtype == "float16")
-        self.examples_per_epoch = examples_per_epoch(data.groups, recipe)
-        self.steps_per_epoch = -(-self.examples_per_epoch // recipe.queries_per_step)
+        self.steps_per_epoch = -(-examples_per_epoch(data.groups, recipe) // recipe.queries_per_step)
         self.total_steps = min(recipe.epochs * self.steps_per_epoch, recipe.max_steps or sys.maxsize)
         self.state = State()
         self.best: dict[str, torch.Tensor] = {}  # the weights that validated best
-        self.is_between_steps = True  # whether weights and state belong together
-        self.saved_step: int | None = None
         self.file: StateFile | None = None
 
     @property
@@ -165,67 +161,37 @@ class Run:
         patience = self.recipe.patience
         return self.state.step >= self.total_steps or (patience is not None and self.state.worse >= patience)
 
-    def epoch(self, validate: Callable[[], float] | None, on_step: Callable[[], object], verbose: bool) -> None:
-        """Do what is left of the present epoch."""
-        state, recipe = self.state, self.recipe
-        picks = draw_epoch(self.data.groups, recipe, state.epoch)
-        end = min(len(picks), state.position + (self.total_steps - state.step) * recipe.queries_per_step)
-        # An epoch that is complete in the checkpoint folder has no line.
-        has_bar = verbose and self.rank == 0 and state.position < end
-        bar_of_epoch = partial(work_bar, f"epoch {state.epoch + 1}", "query", end, shown=True, done=state.position)
-        with bar_of_epoch() if has_bar else nullcontext() as bar:
-            while state.position < len(picks) and not self.is_over:
-                batch = picks[state.position : state.position + recipe.queries_per_step]
-                self.step(batch)
-                on_step()
-                if bar is not None:
-                    loss, rate, speed = self.figures().values()
-                    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
-                    bar.update(len(batch))
-                self.report(validate)
-        if state.position == len(picks):
-            self.is_between_steps = False
-            state.epoch, state.position = state.epoch + 1, 0
-            if recipe.restart_each_epoch:
-                self.optimizer.state.clear()
-            self.is_between_steps = True
-
     def step(self, batch: Sequence[Pick]) -> None:
         """Make an optimiser step, each process with a part of its queries; none if the loss is not finite."""
-        start, state, recipe = time.perf_counter(), self.state, self.recipe
-        examples = make_examples(batch[self.rank :: self.number], self.data, recipe, state.epoch)
+        start, state, recipe, processes = time.perf_counter(), self.state, self.recipe, self.processes
+        epoch, step_of_epoch = divmod(state.step, self.steps_per_epoch)
+        if recipe.restart_each_epoch and step_of_epoch == 0:
+            self.optimizer.state.clear()
         factor, beta = rate_and_beta(recipe, state.step, self.steps_per_epoch, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"], group["betas"] = group["peak"] * factor, (beta, BETAS[1])
+        examples = make_examples(batch[processes.rank :: processes.number], self.data, recipe, epoch)
         # Dropout depends on the step alone, so that a continued training has the same.
-        torch.manual_seed((seed_of(recipe) * 1_000_003 + state.step * 4099 + self.rank) % 2**63)
-        loss, documents = self._backward(examples, len(batch)), float(sum([len(e.texts) for e in examples]))
-        if self.processes is not None:
-            loss, documents = self.processes.sum(loss, documents)
+        torch.manual_seed((seed_of(recipe) * 1_000_003 + state.step * 4099 + processes.rank) % 2**63)
+        loss, documents = processes.sum(self._backward(examples, len(batch)), sum(len(e.texts) for e in examples))
         if not math.isfinite(loss):
             queries = ", ".join([repr(example.qid) for example in examples])
             raise FloatingPointError(
                 f"the loss is {loss} in step {state.step + 1}, of the queries {queries}, and the weights are those "
                 f"before it: lower learning_rates, set max_grad_norm, or take dtype='bfloat16' in place of 'float16'"
             )
-        if self.processes is not None:
-            self.processes.sum_gradients(self.model)
+        processes.sum_gradients(self.model)
         if recipe.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_grad_norm)
-        self.is_between_steps = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
         state.step += 1
-        state.position += len(batch)
         state.loss += loss
         state.examples += len(batch)
         state.documents += documents
         state.seconds += time.perf_counter() - start
-        state.rate = max(map(itemgetter("lr"), self.optimizer.param_groups))
-        state.is_reported = False
-        self.is_between_steps = True
 
     def _backward(self, examples: Sequence[Example], examples_of_all: int) -> float:
         """Add the gradients of examples; return the sum of their losses."""
@@ -245,106 +211,79 @@ class Run:
         """Return loss, learning rate and speed of the steps since the last entry of the history."""
         state = self.state
         return {
-            "loss": state.loss / max(state.examples, 1),
-            "learning_rate": state.rate,
-            "documents_per_second": state.documents / state.seconds if state.seconds else 0.0,
+            "loss": state.loss / state.examples,
+            "learning_rate": max(group["lr"] for group in self.optimizer.param_groups),
+            "documents_per_second": state.documents / state.seconds,
         }
 
     def report(self, validate: Callable[[], float] | None) -> None:
-        """Validate, write an entry of the history and save, where each is due after a step that is not reported."""
+        """Validate, write an entry of the history and save the state, where each is due after this step."""
         state, recipe = self.state, self.recipe
-        if state.is_reported:
-            return
-        epoch_ends, every = state.position == self.examples_per_epoch, recipe.validate_steps
+        epoch_ends, every = state.step % self.steps_per_epoch == 0, recipe.validate_steps
         due = state.step == self.total_steps or (epoch_ends if every is None else state.step % every == 0)
         if not (due or epoch_ends or state.step % recipe.save_steps == 0):
             return
         # In all processes: diverged weights must not replace the saved ones.
-        for name in self._diverged():
-            problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
-            raise FloatingPointError(f"{problem}; make a new model and lower learning_rates, or set max_grad_norm")
+        for name, tensor in trained_tensors(self.model).items():
+            if not torch.isfinite(tensor).all():
+                problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
+                raise FloatingPointError(f"{problem}; make a new model and lower learning_rates, or set max_grad_norm")
         if due or epoch_ends:
             origin = self.history[self.old_entries - 1] if self.old_entries else {"epoch": 0, "step": 0}
-            entry = {"epoch": origin["epoch"] + state.epoch + 1, "step": origin["step"] + state.step}
-            entry |= self.figures()
+            epoch = -(-state.step // self.steps_per_epoch)
+            entry = {"epoch": origin["epoch"] + epoch, "step": origin["step"] + state.step, **self.figures()}
             if due and validate is not None:
                 entry["validation"] = self._validate(validate)
-            self.is_between_steps = False
             self.history.append(entry)
-            if self.processes is not None:
-                self.processes.log(entry)
+            self.processes.log(entry)
             state.loss, state.examples, state.documents, state.seconds = 0.0, 0, 0.0, 0.0
-        state.is_reported = self.is_between_steps = True
-        if self.file is not None:
-            self._save(self.file)
-
-    def _diverged(self) -> list[str]:
-        """Return the names of the weights that are not finite."""
-        return [name for name, tensor in trained_tensors(self.model).items() if not torch.isfinite(tensor).all()]
+        if self.file is not None and self.processes.rank == 0:
+            tensors = {"model": trained_tensors(self.model), "best": self.best}
+            states = self.optimizer.state_dict()["state"].items()
+            tensors["optimizer"] = {f"{i}/{name}": value for i, values in states for name, value in values.items()}
+            history = self.history[self.old_entries :]
+            self.file.write(tensors, {"state": asdict(state), "history": history, "scaler": self.scaler.state_dict()})
 
     def _validate(self, validate: Callable[[], float]) -> float:
+        """Return the validation's value, and keep the weights if it is the best so far."""
         self.model.eval()
         value = validate()
-        if self.processes is not None:  # the value of the first process counts
-            (value,) = self.processes.sum(value if self.rank == 0 else 0.0)
+        (value,) = self.processes.sum(value if self.processes.rank == 0 else 0.0)  # that of the first process counts
         self.model.train()
-        self.is_between_steps, state = False, self.state
-        if state.best is None or value > state.best:
-            state.best, state.worse = value, 0
+        if self.state.best is None or value > self.state.best:
+            self.state.best, self.state.worse = value, 0
             self.best = {name: tensor.clone() for name, tensor in trained_tensors(self.model).items()}
         else:
-            state.worse += 1
+            self.state.worse += 1
         return value
-
-    def interrupted(self) -> str:
-        """Save what can be saved; return what an interruption leaves, and how to go on."""
-        if self.file is not None and self.is_between_steps and not self._diverged():
-            with suppress(OSError, SafetensorError):  # a full disk: the state before stays
-                self._save(self.file)
-        kept = "the best validated weights are" if self.best else "its weights are"
-        how = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
-        if self.file is not None:
-            goes_on = "begins again" if self.saved_step is None else f"goes on after step {self.saved_step}"
-            how = f"make the model anew and repeat the call: it {goes_on}, in {str(self.recipe.checkpoint)!r}"
-        return f"training interrupted after step {self.state.step} of {self.total_steps}: {kept} kept; {how}"
 
     def end(self) -> None:
         """Leave the model with its best weights, out of training."""
-        if self.best:
-            copy_into(trained_tensors(self.model), self.best)
+        self.model.load_state_dict(self.best, strict=False)
         # The next training must not begin with the gradients of an interrupted step.
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
-        if self.processes is not None:
-            self.processes.end()
-
-    def _save(self, file: StateFile) -> None:
-        if self.rank == 0:
-            tensors = {"model": trained_tensors(self.model), "best": self.best}
-            tensors |= {"optimizer": optimizer_states(self.model, self.optimizer)}
-            history = self.history[self.old_entries :]
-            file.write(tensors, {"state": asdict(self.state), "history": history, "scaler": self.scaler.state_dict()})
-        self.saved_step = self.state.step
+        self.processes.end()
 
     def resume(self, settings: Mapping[str, Any]) -> bool:
         """Continue from the state in the checkpoint folder, which must be of this training, if there is one."""
-        file = StateFile(self.model, self.data, self.recipe, settings, self.total_steps)
-        contents = file.read()
-        if contents is not None:
-            tensors, values = contents
-            self.state = State(**values["state"])
-            copy_into(trained_tensors(self.model), tensors["model"])
-            parameters = dict(self.model.named_parameters())
-            for name, value in tensors["optimizer"].items():
-                parameter, _, quantity = name.rpartition("/")
-                self.optimizer.state[parameters[parameter]][quantity] = value.to(self.device)
-            if values["scaler"]:
-                self.scaler.load_state_dict(values["scaler"])
-            self.history += values["history"]
-            self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
-            self.saved_step = self.state.step
-        self.file = file
-        return contents is not None
+        self.file = StateFile(self.model, self.data, self.recipe, settings, self.total_steps)
+        contents = self.file.read()
+        if contents is None:
+            return False
+        tensors, values = contents
+        vars(self.state).update(values["state"])
+        self.model.load_state_dict(tensors["model"], strict=False)
+        states: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in tensors["optimizer"].items():
+            i, _, name = key.partition("/")
+            states[int(i)][name] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
+        if values["scaler"]:
+            self.scaler.load_state_dict(values["scaler"])
+        self.history += values["history"]
+        self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
+        return True
 
 
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -354,10 +293,3 @@ def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         if tensor.requires_grad or (name in saved and not isinstance(tensor, nn.Parameter)):
             tensors[name] = tensor.detach()
     return tensors
-
-
-def copy_into(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Copy each value into the tensor of its name."""
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])

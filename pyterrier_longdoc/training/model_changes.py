@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Real
 from typing import Any
 
@@ -12,7 +12,20 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..common.files import import_extra
 from ..modelling.heads.base import Head
-from .recipe import Lora
+from .recipe import Lora, TrainingArgs
+
+
+@contextmanager
+def changed_for_training(model: nn.Module, recipe: TrainingArgs) -> Iterator[None]:
+    """Give the model the dropout, the adapters and the recomputation that the recipe asks for."""
+    with ExitStack() as stack:
+        if recipe.dropout is not None:
+            stack.enter_context(dropping(model, recipe.dropout))
+        if recipe.lora is not None:
+            stack.enter_context(adapted(model, recipe.lora))
+        if recipe.gradient_checkpointing:
+            stack.enter_context(recomputing(model))
+        yield
 
 
 @contextmanager

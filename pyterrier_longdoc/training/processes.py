@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ def is_first_process() -> bool:
 
 
 class Processes:
-    """The processes that train together, each with all weights; all begin with the weights of the first.
+    """The processes that train together, or this one alone; all have all weights, and begin with those of the first.
 
     Each computes the gradients of a part of a step's queries, and the gradients are summed: up to rounding and dropout,
     any number of processes computes the same. A program that calls `fit` becomes several by `accelerate launch` on
@@ -27,6 +27,10 @@ class Processes:
     """
 
     def __init__(self, model: nn.Module, recipe: TrainingArgs) -> None:
+        self.rank, self.number = 0, 1
+        self.accelerator: Any = None
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not recipe.trackers:
+            return
         accelerate = import_extra("accelerate", "train", "several processes, or trackers=, need accelerate")
         device, folder = next(model.parameters()).device, recipe.checkpoint or "."
         trackers = list(recipe.trackers) or None
@@ -39,8 +43,10 @@ class Processes:
             with torch.no_grad():
                 accelerate.utils.broadcast([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
 
-    def sum(self, *values: float) -> list[float]:
+    def sum(self, *values: float) -> Sequence[float]:
         """Return the sums of numbers over all processes."""
+        if self.number == 1:
+            return values
         total = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
         return self.accelerator.reduce(total, "sum").tolist()
 
@@ -61,9 +67,10 @@ class Processes:
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Send an entry of the history to the trackers."""
-        self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
+        if self.accelerator is not None:
+            self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
 
     def end(self) -> None:
         """End the trackers; accelerate's `end_training` would also end the connection, which the next fit needs."""
-        for tracker in self.accelerator.trackers:
+        for tracker in [] if self.accelerator is None else self.accelerator.trackers:
             tracker.finish()

@@ -93,13 +93,6 @@ class StateFile:
             save_file(flat, part, metadata={"about": about})
 
 
-def optimizer_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return an optimiser's state of each parameter, as `NAME/QUANTITY`."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    states = optimizer.state.items()
-    return {f"{names[id(p)]}/{quantity}": value for p, state in states for quantity, value in state.items()}
-
-
 # What must be the same.
 
 
