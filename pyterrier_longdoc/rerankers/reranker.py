@@ -762,8 +762,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             warn(f"{name} is not trained on all queries or judged documents (see .trained_on).", LeftOutWarning)
         model = self.model
         with model.counting(recipe.dtype) as coverage:
-            if not data.loaded:
-                warn_of_empty(self, coverage, data.candidates, data.blank(), " in fit")
             try:
                 train(
                     model,
@@ -776,8 +774,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                     verbose=self.verbose,
                 )
             finally:
-                if data.loaded:  # only the texts in the examples were loaded
-                    warn_of_empty(self, coverage, *data.draws(), " in fit")
+                warn_of_empty(self, coverage, *data.draws(), " in fit")
                 self.coverage = coverage  # not that of the last validation
         if coverage.documents and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")

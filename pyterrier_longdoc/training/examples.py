@@ -99,13 +99,6 @@ class TrainingSet:
         self._blank.update(zip(rows.tolist(), map(is_blank, texts), strict=True))
         return texts
 
-    def blank(self) -> list[bool]:
-        """Return for each candidate whether it has no text; not all texts are in memory at once."""
-        blank: list[bool] = []
-        for start in range(0, len(self.candidates), 4096):
-            blank += map(is_blank, self.read(self.candidates.iloc[start : start + 4096]))
-        return blank
-
     def draws(self) -> tuple[pd.DataFrame, Sequence[bool]]:
         """Return the candidates whose texts were read so far, and whether each has no text."""
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
@@ -171,53 +164,50 @@ def _groups_and_counts(
     number, qids = pd.factorize(as_strings(results["qid"]))
     positions = _positions(results)
     # The queries in the order of their appearance, each with its candidates from the best ranked one on.
-    rows = np.lexsort((positions, number))
-    rows = rows[number[rows] >= 0]  # a row without a qid belongs to no query
-    rows = rows[_drawable_rows(number[rows], judged[rows], positions[rows], qids, args)]
-    number, judged = number[rows], judged[rows]
-    labels = np.where(judged >= args.min_label, judged - args.min_label + 1, 0.0)
-    starts = np.flatnonzero(np.diff(number, prepend=-1))
-    left_out = counts["unjudged"] + counts["without_relevant"] + counts["not_retrieved"]
-    without_negative = counts["queries"] - len(starts) - left_out
-    sizes = {"used": len(starts), "candidates": len(rows), "relevant": int(np.count_nonzero(labels > 0))}
-    trained_on = TrainedOn(**counts, **sizes, without_negative=without_negative)
-    if not len(rows):
-        nothing_to_learn("train", trained_on, results, qrels)
-    queries = strings(results["query"].iloc[rows[starts]], "query")
+    ordered = np.lexsort((positions, number))
+    ordered = ordered[number[ordered] >= 0]  # a row without a qid belongs to no query
+    parts = []
+    for rows in np.split(ordered, np.flatnonzero(np.diff(number[ordered])) + 1):
+        if len(rows):
+            parts.append(rows[_drawable(judged[rows], positions[rows], f"pool:{qids[number[rows[0]]]}", args)])
+    parts = [rows for rows in parts if len(rows)]
+    queries = strings(results["query"].iloc[[rows[0] for rows in parts]], "query")
     groups = []
-    for query, start, end in zip(queries, starts, [*starts[1:], len(rows)], strict=True):
-        part = slice(start, end)
-        teacher_scores = None if targets is None else targets[rows[part]]
-        groups.append(QueryGroup(str(qids[number[start]]), query, rows[part], labels[part], teacher_scores))
+    for query, rows in zip(queries, parts, strict=True):
+        labels = np.where(judged[rows] >= args.min_label, judged[rows] - args.min_label + 1, 0.0)
+        qid, teacher_scores = str(qids[number[rows[0]]]), None if targets is None else targets[rows]
+        groups.append(QueryGroup(qid, query, rows, labels, teacher_scores))
+    left_out = counts["unjudged"] + counts["without_relevant"] + counts["not_retrieved"]
+    trained_on = TrainedOn(
+        **counts,
+        used=len(groups),
+        candidates=sum(len(group.rows) for group in groups),
+        relevant=sum(len(group.positives) for group in groups),
+        without_negative=counts["queries"] - len(groups) - left_out,
+    )
+    if not groups:
+        nothing_to_learn("train", trained_on, results, qrels)
     return groups, trained_on
 
 
-def _drawable_rows(
-    number: np.ndarray, judged: np.ndarray, positions: np.ndarray, qids: pd.Index, args: TrainingArgs
-) -> np.ndarray:
-    """Return whether each candidate may be drawn, the same in every epoch.
+def _drawable(judged: np.ndarray, positions: np.ndarray, key: str, args: TrainingArgs) -> np.ndarray:
+    """Return whether each candidate of a query may be drawn, the same in every epoch.
 
-    A query needs a positive and a negative, or none of its candidates is drawn. With `judged="all"` the limit of ranks
-    does not hold for judged negatives, or else a longer run would have fewer of them. Rows are sorted by query and
-    rank; a missing label is NaN.
+    None may be if the query has no positive or no negative. With `judged="all"` the limit of ranks does not hold for
+    judged negatives, or else a longer run would have fewer of them. A missing label is NaN.
     """
-    positive, is_judged = judged >= args.min_label, ~np.isnan(judged)
+    positive = judged >= args.min_label
     negative = ~positive
-    if args.unjudged == "skip":
-        negative &= is_judged
     if args.max_negative_rank is not None:
         in_reach = positions < args.max_negative_rank
-        negative &= in_reach | is_judged if args.judged == "all" else in_reach
-    positives = np.bincount(number[positive], minlength=len(qids))
-    negatives = np.bincount(number[negative], minlength=len(qids))
-    complete = ((positives > 0) & (negatives > 0))[number]
-    if args.negative_pool is not None:
-        for query in np.flatnonzero((positives > 0) & (negatives > args.negative_pool)).tolist():
-            start, end = np.searchsorted(number, [query, query + 1])
-            places = (start + np.flatnonzero(negative[start:end])).tolist()
-            negative[places] = False
-            negative[Random(f"{seed_of(args)}:pool:{qids[query]}").sample(places, args.negative_pool)] = True
-    return complete & (positive | negative)
+        negative &= in_reach | ~np.isnan(judged) if args.judged == "all" else in_reach
+    places = np.flatnonzero(negative).tolist()
+    if not places or not positive.any():
+        return np.zeros(len(judged), dtype=bool)
+    if args.negative_pool is not None and len(places) > args.negative_pool:
+        negative[:] = False
+        negative[Random(f"{seed_of(args)}:{key}").sample(places, args.negative_pool)] = True
+    return positive | negative
 
 
 def training_run(model: Any, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
