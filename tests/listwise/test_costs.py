@@ -103,6 +103,19 @@ def test_max_cost_holds_over_restarts_and_nothing_is_paid_twice(tmp_path, concur
     assert out.equals(RankGPT(oracle)(run))
 
 
+def test_the_cost_of_another_model_in_the_cache_does_not_count(tmp_path):
+    def ask(name: str, text: str) -> None:  # a call costs 1
+        backend = CallableBackend(lambda messages: Reply("[1]", 80, 9), name=name)
+        client = LLMClient(backend, cache=tmp_path / "replies.sqlite", prices=Prices(1e6 / 80, 0), max_cost=1)
+        client.ask("q", [{"role": "user", "content": text}])
+        assert client.ledger.cost == 1
+
+    ask("one", "?")
+    ask("another", "?")
+    with pytest.raises(SpendCapError):
+        ask("one", "??")
+
+
 def test_max_cost_of_zero_asks_nothing():
     with pytest.raises(SpendCapError):
         RankGPT(LLMClient(Scripted(AssertionError("asked")), prices=Prices(1, 1), max_cost=0))(candidates(documents=2))

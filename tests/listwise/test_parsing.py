@@ -187,3 +187,11 @@ def test_a_parsed_ranking_is_a_permutation(reply, n):
     assert parsed.order[n - parsed.missing :] == sorted(set(range(n)) - set(named))
     # Every document that was named stands in brackets in the reply: digits alone are never a ranking.
     assert re.search(r"[\[［【〔]", reply)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", ["[", "[1]", "[1,", "[1, 2]", "[1] > ", "[1]\n", " \n", "<think>", "[1] > [2] x"])
+def test_a_huge_reply_is_parsed(piece):
+    """In quadratic time this would take minutes."""
+    parsed = parse_ranking(piece * (300_000 // len(piece)), 20)
+    assert parsed is None or sorted(parsed.order) == list(range(20))
