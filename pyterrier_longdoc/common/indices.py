@@ -7,11 +7,6 @@ from typing import Any
 
 import pyterrier as pt
 
-BUILT = ("created", "built")
-"""The keys in a description that change when an index is built anew, even from the same documents."""
-
-NOT_ON_DISK = "an index that is not on disk"
-
 _TERRIERS = ("index.created", "num.Documents", "num.Tokens", "index.meta.key-names", "index.meta.value-lengths")
 
 

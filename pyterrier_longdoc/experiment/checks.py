@@ -42,15 +42,6 @@ def _of_system(name: str, runs: Sequence[EvaluatedRun], queries: int) -> Iterato
     if distinct < len(runs):
         message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
         yield "equal seeds", name, queries, message
-    parts = list(dict.fromkeys(part for run in runs for part in run.unchecked))
-    if parts:
-        message = f"the saved run of {name} was read, though parts may have changed since: {', '.join(parts)}"
-        yield "unchecked", name, queries, message
-    differences = list(dict.fromkeys(part for run in runs for part in run.mismatches))
-    if differences:
-        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-        message = f"the run of {name} was made anew: the saved one may differ in {', '.join(differences[:3])}{more}"
-        yield "made anew", name, queries, message
 
 
 def _without_relevant_candidate(outcomes: Mapping[str, Sequence[EvaluatedRun]], queries: int) -> Iterator[Check]:

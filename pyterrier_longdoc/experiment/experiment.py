@@ -120,11 +120,10 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             with the same folder goes on: finished runs are read.
         save_mode: what to do with earlier runs in it, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or
             raise an `"error"`. Unlike there, a run is reused only if the same pipeline would make it: weights,
-            settings, first stage and topics are compared by their contents. A factory is always called; the run of the
-            pipeline that it returns may be reused. A run is made anew if its index was built anew, or if a stage is a
-            function (`pt.apply`), reads an index in memory, or is your own subclass of a class of this package without
-            its own `describe`: nobody can tell whether these are the same. Transformers of other packages without
-            `describe` are compared by their attributes and `repr`. `.checks` names both.
+            settings, first stage and topics are compared by their contents, transformers of other packages by their
+            arguments and version. A factory is always called; the run of the pipeline that it returns may be reused. A
+            run is computed again if its index was built anew, or if a stage may have changed unnoticed: a function
+            (`pt.apply`), a class of your script or notebook, or an index in memory.
         verbose: show a progress bar of the runs.
 
     Returns:

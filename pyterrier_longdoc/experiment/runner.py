@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ import pyterrier as pt
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
 from ..common.frames import as_strings
-from ..common.identity import identify
+from ..common.key import key
 from ..common.runs import read_run
 from .cost import Cost, measuring
 from .explain_query import Standing, standings
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
-from .systems import FittedModels, RunPart
+from .systems import RunPart
 
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
@@ -39,8 +39,6 @@ class EvaluatedRun:
     doubtful: dict[str, int] = field(default_factory=dict)  # number of doubtful queries by check
     candidates: dict[str, int] = field(default_factory=dict)  # by query, a hash of its documents
     standings: dict[str, Standing] = field(default_factory=dict)  # by query; only of a system's first run
-    unchecked: list[str] = field(default_factory=list)  # parts of a saved run's pipeline that cannot be compared
-    mismatches: list[str] = field(default_factory=list)  # differences of a saved run's pipeline
     papers: list[str] = field(default_factory=list)  # behind the pipeline
 
 
@@ -58,7 +56,6 @@ class Runner:
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
-    fitted_models: FittedModels = field(default_factory=FittedModels)
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def evaluate(self, parts: Sequence[RunPart], on_part: Callable[[], object], *, ranks: bool) -> EvaluatedRun:
@@ -83,26 +80,25 @@ class Runner:
         if not isinstance(part.source, pt.Transformer):
             self.last_candidates = None
         pipeline = part.make()
-        self.fitted_models.check(pipeline, part)
         if not isinstance(pipeline, pt.Transformer):
             frame = _as_frame(pipeline, part)
             if self.folder is not None:
-                self.folder.write(part, frame, None, None, efficiency=False)
+                self.folder.write(part, frame, None, None)
             return frame
         outcome.papers += papers_of_pipeline(pipeline)
-        identity = None if self.folder is None else identify(pipeline)
-        if self.folder is not None and identity is not None:
-            saved, mismatches = self.folder.find(part, identity, efficiency=self.efficiency)
-            outcome.mismatches += mismatches
+        topics = self.topics if part.fold is None else part.fold.test_topics
+        run_key = None
+        if self.folder is not None:
+            with suppress(ValueError):  # user code has no key
+                run_key = key([pipeline, topics, self.efficiency])
+            saved = self.folder.find(part, run_key)
             if saved is not None:
-                outcome.unchecked += identity.unchecked
-                frame, cost = saved
-                outcome.costs.append(cost)
-                return frame
-        frame, cost = self._execute(pipeline, self.topics if part.fold is None else part.fold.test_topics)
+                outcome.costs.append(saved[1])
+                return saved[0]
+        frame, cost = self._execute(pipeline, topics)
         outcome.costs.append(cost)
         if self.folder is not None:
-            self.folder.write(part, frame, identity, cost, efficiency=self.efficiency)
+            self.folder.write(part, frame, run_key, cost)
         return frame
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:

@@ -20,7 +20,6 @@ import pyterrier as pt
 from ..common.arguments import check_arguments
 from ..common.files import folder_name, write_lines
 from ..common.frames import as_strings, check_columns, integer_labels
-from ..common.identity import Identity, differences
 from ..common.measures import measures_named
 from ..common.runs import frame_digest, read_run, write_run
 from .cost import Cost
@@ -132,25 +131,16 @@ class RunFolder:
                     )
         write_lines(file, [json.dumps(settings, indent=1)])
 
-    def find(
-        self, part: RunPart, identity: Identity, *, efficiency: bool
-    ) -> tuple[tuple[pd.DataFrame, Cost] | None, list[str]]:
-        """Return the saved run and its cost, or the settings in which it differs from this system."""
+    def find(self, part: RunPart, run_key: str | None) -> tuple[pd.DataFrame, Cost] | None:
+        """Return the saved run of this key and its cost, if there is one; never one without a key."""
         path = _run_file(self.folder, part.system, part.seed, part.fold)
-        if not _notes_of(path).is_file():  # written last, so that they vouch for the run
-            return None, []
+        if run_key is None or not _notes_of(path).is_file():  # notes are written last
+            return None
         notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
-        if notes["identity"] is None or (efficiency and not notes["measured"]):
-            return None, []
-        if identity.functions:
-            return None, [f"{name}, which cannot be compared" for name in identity.functions]
-        mismatches = differences(notes["identity"], self._description(part, identity))
-        return (None, mismatches) if mismatches else ((read_run(path), Cost(**notes["cost"])), [])
+        return (read_run(path), Cost(**notes["cost"])) if notes["key"] == run_key else None
 
-    def write(
-        self, part: RunPart, run: pd.DataFrame, identity: Identity | None, cost: Cost | None, *, efficiency: bool
-    ) -> None:
-        """Write a run and notes on it; `find` never returns a given run, nor one that a function had a part in."""
+    def write(self, part: RunPart, run: pd.DataFrame, run_key: str | None, cost: Cost | None) -> None:
+        """Write a run and notes on it."""
         for other in run_files(self.folder, part.system, part.seed):
             if (".fold-" in other.name) != (part.fold is not None):
                 # Runs of all topics and of folds do not go together.
@@ -159,17 +149,11 @@ class RunFolder:
         path = _run_file(self.folder, part.system, part.seed, part.fold)
         write_run(run, path, part.system)
         notes = {
-            "identity": None if identity is None else self._description(part, identity),
-            "measured": efficiency,
+            "key": run_key,
             "cost": None if cost is None else asdict(cost),
             "versions": self.settings["versions"],
         }
         write_lines(_notes_of(path), [json.dumps(notes, indent=1)])
-
-    def _description(self, part: RunPart, identity: Identity) -> dict[str, Any]:
-        """Return the description of a run, for JSON."""
-        topics = self.settings["topics"]["digest"] if part.fold is None else frame_digest(part.fold.test_topics)
-        return {"system": identity.description, "topics": topics}
 
 
 def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:

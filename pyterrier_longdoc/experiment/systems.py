@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import ReferenceType, ref
 
 import pandas as pd
 import pyterrier as pt
-
-from ..common.runs import stages_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,42 +65,6 @@ class RunPart:
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
         return self.system + seed + ("" if self.fold is None else f", fold {self.fold.index}")
-
-
-class FittedModels:
-    """Finds models that functions fit for several folds or seeds: they return, perhaps with other weights."""
-
-    def __init__(self) -> None:
-        # By system and id: the model, its weights, and the run that it was returned for.
-        self._models: dict[tuple[str, int], tuple[ReferenceType[Any], Any, RunPart]] = {}
-
-    def check(self, pipeline: Any, part: RunPart) -> None:
-        """Raise ValueError if the function of a system has returned a model again that was trained in between.
-
-        One without weights in `describe()` may have been.
-        """
-        if (part.seed is None and part.fold is None) or not isinstance(pipeline, pt.Transformer):
-            return
-        for stage in stages_of(pipeline):
-            if not hasattr(stage, "fit") or isinstance(stage, pt.Compose):
-                continue
-            weights = _weights_of(stage)
-            model, old_weights, other_run = self._models.get((part.system, id(stage)), (None, weights, part))
-            if model is not None and model() is stage and (weights is None or old_weights != weights):
-                leak = "" if part.fold is None else ", also from its test topics"
-                raise ValueError(
-                    f"the function of {part} returned the same {stage!r} as that of {other_run}: it keeps what it has "
-                    f"learnt for both{leak}; make the model inside the function, e.g. lambda seed: ld.MaxP(seed=seed)"
-                )
-            self._models[part.system, id(stage)] = ref(stage), weights, part
-
-
-def _weights_of(stage: Any) -> Any:
-    try:
-        description = stage.describe() if hasattr(stage, "describe") else None
-    except ValueError:  # it cannot be described
-        return None
-    return description.get("weights") if isinstance(description, Mapping) else None
 
 
 def named_systems(systems: Any, names: Sequence[str] | None) -> dict[str, Any]:

@@ -16,12 +16,10 @@ from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
-from ..common.registry import own_code
 from ..common.warnings import warn_of_cuts, warn_of_empty, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
 from ..passages.excerpts import best_passages
-from .backends import CallableBackend
 from .client import AsksLLM
 from .prompt_budget import PromptBudget
 from .prompts import Prompt
@@ -60,14 +58,11 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     def describe(self) -> dict[str, Any]:
         """Return what identifies this transformer, JSON-able: name and settings of the model, and the arguments."""
         backend = self.client.backend
-        function = backend.function if isinstance(backend, CallableBackend) and backend.name is None else None
-        values = arguments_of(self, "head", "windows", "input")
-        arguments: dict[str, Any] = {name: described(value) for name, value in values.items()}
+        values = arguments_of(self, "head", "windows", "input").items()
+        arguments: dict[str, Any] = {name: described(value) for name, value in values}
         if self.preselect is not None:
             arguments["preselect"] = self.preselect.identity()
-        identity = {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
-        values.pop("tokenizer", None)  # callable, but no code of a user
-        return {**identity, **own_code(self, function, *values.values())}
+        return {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
 
     def _check(self) -> None:
         """Raise ValueError for arguments that can never work; the model is not asked."""

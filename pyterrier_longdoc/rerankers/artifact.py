@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from ..common.identity import identify
+from ..common.key import description
 from .calibrated import Calibrated
 from .reranker import CrossEncoder
 from .saved import CALIBRATION
@@ -40,7 +40,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
 
     def describe(self) -> dict[str, Any]:
         """Return what identifies the model in the folder, as `describe` of the model itself."""
-        return dict(identify(self._loaded()).description)
+        return dict(description(self._loaded()))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""

@@ -3,7 +3,7 @@
 # Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,9 +16,8 @@ from scipy.special import expit
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
 from ..common.frames import check_columns, numbers, relevance_of
-from ..common.identity import differences, identify
+from ..common.key import key
 from ..common.presentation import Presented, ShowsChanges, changed_arguments
-from ..common.registry import OWN_CODE
 from ..common.warnings import warn
 from ..data.collection import TextLoader
 from .reranker import CrossEncoder
@@ -74,21 +73,17 @@ class Calibrated(Presented, pt.Estimator):
         if found is not None and len(found["of"]) > 1 and not getattr(self.model, "explain", True):
             raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
         if found is not None and len(inp):
-            self._check_same_model(found.get("scored by"))
+            fitted = found.get("scored by")
+            if fitted is not None and fitted != _scored_by(self.model):
+                raise ValueError(
+                    f"{self!r} has probabilities of other scores: its model has changed since fit. Call "
+                    f"fit(results, qrels) again"
+                )
         results = self.model.transform(inp)
         if found is None or not len(results):
             return results.assign(probability=np.zeros(len(results)))
         logits = _features(results, found["of"]) @ found["weights"] + found["bias"]
         return results.assign(probability=np.interp(logits, *found["steps"]) if found["steps"] else expit(logits))
-
-    def _check_same_model(self, fitted: Any) -> None:
-        """Raise ValueError if the model is another one than the calibration is for, where that is known."""
-        differ = [] if fitted is None else differences(fitted, _scored_by(self.model))
-        if differ:
-            raise ValueError(
-                f"{self!r} has probabilities of other scores: its model has changed since fit, in {', '.join(differ)}. "
-                f"Call fit(results, qrels) again"
-            )
 
     def fit(self, results: pd.DataFrame, qrels: pd.DataFrame, *_: Any) -> "Calibrated":
         """Learn from candidates, as the model reads them, and `qid, docno, label`; validation data has no effect.
@@ -162,26 +157,15 @@ class Calibrated(Presented, pt.Estimator):
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
 
 
-def _scored_by(model: Any) -> Any:
-    """Return what a model's scores depend on besides texts, machine and precision; None if nobody can tell."""
+def _scored_by(model: Any) -> str | None:
+    """Return the key of a model without texts, machine and precision; None if it has none."""
     if isinstance(model, pt.Compose):
         stages = [stage for stage in model if not isinstance(stage, TextLoader)]
         model = stages[0] if len(stages) == 1 else pt.Compose(*stages)
-    is_ours = isinstance(model, Presented) and hasattr(model, "describe")
     try:
-        # Without `identify` where possible, as that reads all texts of a text loader.
-        description = model.describe() if is_ours else identify(model).description
+        return key(model, without=("text_loader", "computed", "vectors"), user_code=[])
     except ValueError:
         return None
-    return _without(json.loads(json.dumps(description)), ("text_loader", "computed", "vectors", OWN_CODE))
-
-
-def _without(description: Any, names: Container[str]) -> Any:
-    if isinstance(description, list):
-        return [_without(part, names) for part in description]
-    if isinstance(description, dict):
-        return {name: _without(part, names) for name, part in description.items() if name not in names}
-    return description
 
 
 def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:

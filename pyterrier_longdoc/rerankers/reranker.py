@@ -40,9 +40,9 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
+from ..common.key import UserCodeError, digest, key
 from ..common.presentation import HIDDEN, Presented, changed_arguments, composed, described
 from ..common.progress import work_bar
-from ..common.registry import VOUCH, own_code, own_code_in
 from ..common.servers import BackendError
 from ..common.warnings import count_empty, warn, warn_of_cuts, warn_of_empty, warn_of_inputs, warn_once
 from ..modelling.backbones.architectures import BackboneOptions
@@ -329,7 +329,6 @@ class Reranker(Presented, pt.Transformer):
             "weights": self._weights_identity(),
             "tokenizer": blake2b(tokenizer).hexdigest(),
             "computed": [settings.device.type, *model.encoder.computed_in],
-            **own_code(self, *arguments.values(), reader.windows, settings.preselect),
         }
 
     def _weights_identity(self) -> Any:
@@ -682,21 +681,18 @@ class CrossEncoder(Reranker, pt.Estimator):
             message = f"{type(self).__name__} has randomly initialised layers: its scores mean nothing before fit"
             warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
         file = None if self.explain or self._validating else self.score_cache
-        identity = {} if file is None else self.describe()
-        class_names = own_code_in(identity)
-        if class_names:
-            message = (
-                f"score_cache={str(self.score_cache)!r} is not used: its scores may come from other code of "
-                f"{', '.join(class_names)}. Leave score_cache out. {VOUCH}."
-            )
-            warn_once(self, message, UserWarning)
+        scored_by = ""
+        try:
+            scored_by = "" if file is None else key(self, without=("text_loader",))
+        except UserCodeError as error:
+            warn_once(self, f"score_cache={str(self.score_cache)!r} is not used: {error}.", UserWarning)
             file = None
         try:
             if file is None:
                 return super().score(queries, texts, bar)
             # Entries of the cache hold the account, too.
-            identity["cut by"] = [model.settings.windows_argument, model.settings.max_windows]
-            return score_with_cache(file, model, identity, queries, texts, bar=bar)
+            account = model.settings.windows_argument, model.settings.max_windows
+            return score_with_cache(file, model, digest([scored_by, account]), queries, texts, bar=bar)
         except BackendError as error:
             if file is not None and Path(file).is_file():
                 kept = f"what was scored before is in {str(file)!r}: the same call goes on after it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -23,7 +22,7 @@ CACHE_FORMAT = 4
 def score_with_cache(
     path: str | Path,
     model: Model,
-    identity: dict[str, Any],
+    scored_by: str,
     queries: Sequence[str],
     texts: Sequence[Text],
     *,
@@ -36,12 +35,12 @@ def score_with_cache(
     Args:
         path: a file of scores; several processes may use it.
         model: the model.
-        identity: what its scores depend on besides query and text, JSON-able.
+        scored_by: the key of all that its scores depend on besides query and text.
         queries: R queries.
         texts: R texts.
         bar: see `Model.score`.
     """
-    store, keys = Store(path), keys_of_pairs(identity, queries, texts)
+    store, keys = Store(path), keys_of_pairs(scored_by, queries, texts)
     entries: dict[Key, tuple[float, Reading]] = store.get_many(dict.fromkeys(keys), _read)
     new = [row for row, key in enumerate(keys) if key not in entries]
 
@@ -76,9 +75,9 @@ def _read(entry: list[Any]) -> tuple[float, Reading]:
     return float(score), Reading("", *reading)
 
 
-def keys_of_pairs(identity: dict[str, Any], queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:
+def keys_of_pairs(scored_by: str, queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:
     """Return for each row the key of its score."""
-    base = blake2b(json.dumps([CACHE_FORMAT, identity], sort_keys=True).encode(), digest_size=16)
+    base = blake2b(f"{CACHE_FORMAT} {scored_by}".encode(), digest_size=16)
     keys = []
     for query, text in zip(queries, texts, strict=True):
         document, digest = as_document(text), base.copy()

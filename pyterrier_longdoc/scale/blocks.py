@@ -17,7 +17,7 @@ import pyterrier as pt
 from ..common.coverage import Coverage
 from ..common.files import file_digest, import_extra
 from ..common.frames import as_strings, check_columns, check_qids, field_names, with_text
-from ..common.identity import Identity, identify
+from ..common.key import description
 from ..common.runs import frame_digest, run_parts, stages_of, substages
 
 BLOCK_ROWS = 100  # lost by a kill; the work of a worker at a time
@@ -51,10 +51,10 @@ class SentTexts(pt.Transformer):
     """Stands on a worker for a text loader that cannot be sent, and has the texts of one block's candidates.
 
     Args:
-        loader: the identity of the text loader.
+        loader: the description of the text loader; None if it has none.
     """
 
-    def __init__(self, loader: Identity) -> None:
+    def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.rows = pd.DataFrame({"qid": [], "docno": []})
 
@@ -66,12 +66,20 @@ class SentTexts(pt.Transformer):
 
     def describe(self) -> dict[str, Any]:
         """Return the loader's description."""
-        if self.loader.unchecked or self.loader.functions:
-            raise ValueError("it cannot be told whether the text loader stays the same")
-        return {"loader": self.loader.description}
+        if self.loader is None:
+            raise ValueError("the text loader may change unnoticed")
+        return {"loader": self.loader}
 
     def __repr__(self) -> str:
         return "SentTexts(of the candidates alone)"
+
+
+def describe_or_problem(value: Any, _: None = None) -> tuple[Any, str]:
+    """Return the description of a pipeline or loader, or None and why there is none; may be called on a worker."""
+    try:
+        return description(value), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def is_picklable(value: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bool:
@@ -105,7 +113,7 @@ def map_elsewhere(
     twins = {key: stage for key, stage in stages.items() if not list(substages(stage))}
     for key, model in models.items():
         twins[key] = twin = copy.copy(model)
-        vars(twin)["text_loader"] = SentTexts(identify(loader_of(model)))
+        vars(twin)["text_loader"] = SentTexts(describe_or_problem(loader_of(model))[0])
     pipeline = copy.deepcopy(pipeline, dict(twins))
 
     def with_texts() -> Iterator[tuple[Any, Any]]:

@@ -19,11 +19,9 @@ from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
 from ..common.frames import as_strings, check_columns, numbers
-from ..common.identity import differences, identify
+from ..common.key import digest, key
 from ..common.progress import counting
-from ..common.registry import VOUCH, own_code_in
 from ..common.runs import run_lines
-from ..common.warnings import warn
 from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
 
 _FORMAT = 4
@@ -81,9 +79,9 @@ def rerank_to_disk(
         The number of rows, and how much the model read of them.
 
     Raises:
-        ValueError: if the folder is of another pipeline, other candidates or results with other columns (the message
-            names the difference); for candidates without queries, columns that cannot be written, such as dictionaries,
-            and models with user code: a class without a `describe` of its own, or a function without a `name`.
+        ValueError: if the folder is of another pipeline, other candidates or results with other columns; for
+            candidates without queries, and columns that cannot be written, such as dictionaries. A pipeline with user
+            code (a function, or a class of a script or notebook) may have changed, so its job is never continued.
         FileExistsError: if the folder holds other files.
         FileNotFoundError: if there are no candidates at the path.
         pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.
@@ -94,7 +92,8 @@ def rerank_to_disk(
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0")
     out, candidates = Path(out), Candidates(run, topics)
-    rows = _begin(out, pipeline, candidates, _columns(pipeline, next(candidates.parts(), pd.DataFrame())))
+    columns = _columns(pipeline, next(candidates.parts(), pd.DataFrame()))
+    rows = _begin(out, pipeline, candidates, columns, alone=shard[1] == 1)
     blocks_of_shard = range(shard[0], len(rows), shard[1])
     open_blocks = [number for number in blocks_of_shard if not _block_file(out, number).is_file()]
     total, open_rows = (sum(rows[number] for number in numbers) for numbers in (blocks_of_shard, open_blocks))
@@ -156,17 +155,14 @@ def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
         raise ValueError(f"{file} is damaged: delete it, and the same call scores it anew ({error})") from error
 
 
-def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates, columns: dict[str, bool] | None) -> list[int]:
+def _begin(
+    out: Path, pipeline: pt.Transformer, candidates: Candidates, columns: dict[str, bool] | None, *, alone: bool
+) -> list[int]:
     """Begin a job, or compare it with the job in the folder; return the number of rows of each block.
 
-    If several processes start at once, one begins the job while the others wait.
+    If several processes start at once, one begins the job while the others wait. A job without a key is done `alone`,
+    in one call.
     """
-    maker = identify(pipeline)
-    own_code = ", ".join(own_code_in(maker.description))
-    if own_code:
-        raise ValueError(
-            f"{own_code}: your own code, whose changes cannot be noticed. Do without rerank_to_disk. {VOUCH}"
-        )
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     foreign = [name for name in names if name != _CANDIDATES and not name.startswith(".")]
     if foreign and not (out / _MANIFEST).is_file():  # checked last, as another process may write it at any moment
@@ -174,20 +170,28 @@ def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates, columns:
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".lock"):
         manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
-        identity = {"format": _FORMAT, "pipeline": maker.description, **candidates.digests(), "columns": columns}
+        try:
+            pipeline_key = key(pipeline)
+        except ValueError as error:
+            if manifest is not None or not alone:
+                raise ValueError(
+                    f"{error}: such a pipeline reranks in one call, without shard=, into a new folder"
+                ) from error
+            pipeline_key = None
+        job = digest([_FORMAT, pipeline_key, candidates.digests(), columns])
         if manifest is None:
-            manifest = {"identity": identity, "rows": candidates.divide(out / _CANDIDATES)}
+            manifest = {"key": job, "rows": candidates.divide(out / _CANDIDATES)}
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
-        elif differ := differences(manifest["identity"], identity):
-            raise ValueError(f"{str(out)!r} has another job, which differs in {', '.join(differ)}: choose a new folder")
-        elif maker.unchecked or maker.functions:
-            parts = ", ".join([*maker.unchecked, *maker.functions])
-            warn(f"{str(out)!r} was begun before, and {parts} may have changed since", UserWarning)
+        elif manifest["key"] != job:
+            raise ValueError(
+                f"{str(out)!r} has another job, of another pipeline, other candidates, topics or columns: choose a new "
+                f"folder"
+            )
     return list(manifest["rows"])
 
 
 def _manifest_of(out: Path) -> dict[str, Any]:
-    """Return the identity of the job in a folder, and the number of rows of each block."""
+    """Return the key of the job in a folder, and the number of rows of each block."""
     return dict(json.loads((out / _MANIFEST).read_text(encoding="utf-8")))
 
 

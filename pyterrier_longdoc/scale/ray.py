@@ -21,13 +21,12 @@ import pyterrier as pt
 from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import import_extra
-from ..common.identity import Identity, identify
 from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
 from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
 from ..common.warnings import warn, warn_once
-from .blocks import BLOCK_ROWS, blocks_of, is_picklable, loader_of, map_elsewhere, transformed
+from .blocks import BLOCK_ROWS, blocks_of, describe_or_problem, is_picklable, loader_of, map_elsewhere, transformed
 
 _PATIENCE = 60.0
 """Seconds without any worker before a warning."""
@@ -253,12 +252,11 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
 
     def describe(self) -> dict[str, Any]:
         """Return the model's description on a worker, device and precision included."""
-        answers = map_elsewhere(self.executor, _identity, self.model, [(None, None)])
-        ((_, (description, unchecked, functions)),) = answers
-        if unchecked or functions:
-            unknown = ", ".join([*unchecked, *functions])
-            raise ValueError(f"of {self.model!r} it cannot be told whether these stay the same: {unknown}")
-        return dict(description)
+        answers = map_elsewhere(self.executor, describe_or_problem, self.model, [(None, None)])
+        ((_, (found, problem)),) = answers
+        if problem:
+            raise ValueError(problem)
+        return dict(found)
 
     @property
     def text_loader(self) -> Any:
@@ -322,10 +320,6 @@ def _in_order(out: pd.DataFrame, inp: pd.DataFrame, rows: np.ndarray) -> pd.Data
         return out.reset_index(drop=True)
     out = out.iloc[np.argsort(rows, kind="stable")]
     return out if out.index.equals(inp.index) else out.reset_index(drop=True)
-
-
-def _identity(model: pt.Transformer, _: None) -> Identity:
-    return identify(model)
 
 
 def _ray() -> Any:

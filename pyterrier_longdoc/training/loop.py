@@ -52,7 +52,7 @@ def train(
         on_step: called after each optimiser step.
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of examples, for methods that need more than scores; None for the recipe's.
-        settings: returns the model's settings, JSON-able: a training is not continued with other settings.
+        settings: returns the model's settings: a training is not continued with other settings.
         verbose: show a progress bar.
 
     Returns:

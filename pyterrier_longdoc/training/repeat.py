@@ -17,11 +17,10 @@ from ..common.arguments import arguments_of, check_arguments, check_seeds
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import Presented, described
 from ..common.progress import counting
-from ..common.registry import own_code_in
 from ..common.runs import frame_digest, read_run, write_run
 from .processes import is_first_process
 from .recipe import TrainingArgs
-from .resume import FINISHED, TrainingData, check_new, continue_fit, fit_or_load, settings_of
+from .resume import FINISHED, TrainingData, check_new, continue_fit, fit_or_load, settings_of, training_key
 
 NEXT_FOLD = "next fold"
 
@@ -214,7 +213,8 @@ def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None)
     if folder is not None:
         identity = [frame_digest(candidates), arguments_of(model, "computing"), (folder / FINISHED).read_text("utf-8")]
         path = folder / f"run-{blake2b(described(identity).encode(), digest_size=8).hexdigest()}.res.gz"
-        if path.exists() and not own_code_in(settings_of(model)):
+        _, user_code = training_key(settings_of(model))
+        if path.exists() and not user_code:
             return pt.model.add_ranks(keys.assign(score=read_run(path)["score"].to_numpy()))
     out = model.transform(candidates)
     if not out[["qid", "docno"]].astype(str).equals(keys[["qid", "docno"]].astype(str)):

@@ -21,8 +21,7 @@ from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
 from ..common.files import replacing, write_lines
-from ..common.identity import differences, identify
-from ..common.registry import OWN_CODE, own_code, own_code_in
+from ..common.key import key
 from ..common.runs import frame_digest
 from ..common.warnings import warn
 from ..modelling.weights import fingerprint
@@ -44,7 +43,7 @@ class ContinuedTrainingWarning(UserWarning):
 
 
 class StateFile:
-    """A training's state: a safetensors file, replaced as a whole; its header holds progress and identity as JSON."""
+    """A training's state: a safetensors file, replaced as a whole; its header holds progress and key as JSON."""
 
     def __init__(
         self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, settings: Mapping[str, Any], total_steps: int
@@ -54,13 +53,14 @@ class StateFile:
         for group, texts in zip(data.groups, data.text_keys(), strict=True):
             numbers = [None if column is None else tuple(column.tolist()) for column in (group.labels, group.targets)]
             digest = zlib.crc32(repr((group.qid, group.query, texts, *numbers)).encode(), digest)
-        self.identity: dict[str, Any] = {
+        about = {
             **settings,
             "recipe": {name: value for name, value in recipe.as_dict().items() if name not in _LENGTH},
             "training data": digest,
             "starting weights": fingerprint(model.state_dict()),
             "trainable weights": sorted(name for name, value in model.named_parameters() if value.requires_grad),
         }
+        self.key, self.user_code = training_key(about)
 
     def read(self) -> tuple[_Tensors, dict[str, Any]] | None:
         """Return tensors and values of the state, if there is one; raise ValueError if it is of another training."""
@@ -75,7 +75,7 @@ class StateFile:
                     tensors[part][name] = file.get_tensor(key).clone()  # the file is replaced
         except SafetensorError as error:
             raise ValueError(f"{str(self.file)!r} is damaged: delete it to train afresh ({error})") from error
-        check_same(values["identity"], self.identity, self.file.parent)
+        check_same(values["key"], self.key, self.user_code, self.file.parent)
         total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
             lengths = ((steps, patience), (total, self.recipe.patience))
@@ -88,7 +88,7 @@ class StateFile:
         parts = ((f"{part}/{name}", tensor) for part, group in tensors.items() for name, tensor in group.items())
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in parts}
         length = {"total_steps": self.total_steps, "patience": self.recipe.patience}
-        about = _as_json({**values, **length, "identity": self.identity})
+        about = json.dumps({**values, **length, "key": self.key}, default=str)
         with replacing(self.file, only_writer=True) as part:
             save_file(flat, part, metadata={"about": about})
 
@@ -98,15 +98,20 @@ class StateFile:
 
 def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
     """Return class, recipe, text loader and arguments of a model: those with the roles, or all that decide scores."""
-    values, recipe, loader = arguments_of(model, *(roles or OF_THE_MODEL)), model.recipe, identify(model.text_loader)
-    code = own_code(None, model, *values.values(), recipe, LOSSES[recipe.loss].compute).get(OWN_CODE, [])
     return {
-        "class": type(model).__name__,
-        "arguments": identify(values).description,
-        "recipe": recipe.as_dict(),
-        "text loader": loader.description,
-        OWN_CODE: [*code, *loader.functions, *loader.unchecked],
+        "class": type(model),
+        "arguments": arguments_of(model, *(roles or OF_THE_MODEL)),
+        "recipe": model.recipe.as_dict(),
+        "augment": model.recipe.augment,
+        "loss": LOSSES[model.recipe.loss].compute,
+        "text loader": model.text_loader,
     }
+
+
+def training_key(about: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the key of a training, on whatever device, and the names of user code, which counts by its name alone."""
+    user_code: list[str] = []
+    return key(about, without=("computed",), user_code=user_code), ", ".join(dict.fromkeys(user_code))
 
 
 def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
@@ -119,19 +124,15 @@ def _digests(frames: Iterable[pd.DataFrame | None]) -> list[str | None]:
     return [None if frame is None else frame_digest(frame) for frame in frames]
 
 
-def check_same(stored: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    """Refuse a folder of another training, on whatever device; warn of user code, which cannot be compared, in it."""
-    expected = json.loads(_as_json(expected))
-    names = [name for name in differences(stored, expected) if OWN_CODE not in name and ".computed" not in name]
-    if names:
-        cure = "make the model as it was made before, or " if "starting weights" in names else ""
-        problem = f"{str(folder)!r} holds another training, with other {', '.join(names)}"
-        if names == ["starting weights"]:
-            problem = f"{str(folder)!r} holds this training from other starting weights"
-        raise ValueError(f"{problem}: {cure}name another folder")
-    functions = own_code_in([expected, stored])
-    if functions:
-        code = f"the code of {', '.join(dict.fromkeys(functions))} may have changed since"
+def check_same(stored: str, expected: str, user_code: str, folder: Path) -> None:
+    """Refuse a folder of another training; warn of user code, which may have changed."""
+    if stored != expected:
+        raise ValueError(
+            f"{str(folder)!r} holds another training, with another model, recipe, data or other starting weights: make "
+            f"the model as it was made before, or name another folder"
+        )
+    if user_code:
+        code = f"the code of {user_code} may have changed since"
         warn(f"{str(folder)!r} was begun before; {code}. To train afresh, delete it", UserWarning)
 
 
@@ -181,10 +182,11 @@ def fit_or_load(
         raise ValueError(f"folder= keeps models that can be saved, which {model!r} cannot: leave folder= out")
     # Judged documents that the recipe adds must be the same too, with their texts.
     data = data._replace(run=training_run(model, data.run, data.qrels))
-    identity = {**settings_of(model), "training data": _digests(data), **(about or {})}
-    identity["starting weights"] = fingerprint(model.model.state_dict())
+    settings = {**settings_of(model), "training data": _digests(data), **(about or {})}
+    settings["starting weights"] = fingerprint(model.model.state_dict())
+    current_key, user_code = training_key(settings)
     if (folder / FINISHED).is_file():
-        check_same(json.loads((folder / FINISHED).read_text("utf-8")), identity, folder)
+        check_same(json.loads((folder / FINISHED).read_text("utf-8")), current_key, user_code, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
     old_recipe = model.training
     model.training = replace(model.recipe, checkpoint=folder / _STATE)
@@ -194,7 +196,7 @@ def fit_or_load(
         model.training = old_recipe
     if is_first_process():
         model.save(folder / MODEL)
-        write_lines(folder / FINISHED, [_as_json(identity, indent=1)])  # last, so that it vouches for the model
+        write_lines(folder / FINISHED, [json.dumps(current_key)])  # last, so that it vouches for the model
         shutil.rmtree(folder / _STATE, ignore_errors=True)
     return model
 
@@ -203,7 +205,3 @@ def check_new(model: Any, models: Iterable[Any]) -> None:
     """Refuse a model that a function has returned before: its training would continue the one before."""
     if any(model is old_model for old_model in models):
         raise ValueError(f"the function returned the same {model!r} twice: it must make a new model at each call")
-
-
-def _as_json(values: dict[str, Any], **options: Any) -> str:
-    return json.dumps(values, default=str, **options)

@@ -1,0 +1,194 @@
+"""Decide what may be reused: two pipelines with the same key give the same results for the same input.
+
+A key is a hash of class, arguments and weights. A transformer with `describe()` is keyed by what that returns; this
+package's return weights and settings. Other transformers are keyed by class, version of their package and arguments,
+indices by what their files say, frames by their contents. User code (lambdas, functions inside functions, and all that
+is defined in a script or notebook) has no key, because it may change unnoticed: its results are always computed again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from .indices import is_java, is_terriers, terriers_properties, time_of_building
+from .presentation import described
+from .runs import frame_digest
+
+_NOT_FOUND = pt.inspect.TransformerAttribute.MISSING
+_NO_PART_OF_SCORES = ("tokenizer", "text_loader", "training", "scorer")
+"""Arguments that `describe` covers, or that change no score."""
+
+
+class UserCodeError(ValueError):
+    """Something has no key, because it may change unnoticed."""
+
+
+def key(value: Any, *, without: Collection[str] = (), user_code: list[str] | None = None) -> str:
+    """Return a hash of all that the results of a pipeline, or of a part of one, depend on besides its input.
+
+    Args:
+        value: the pipeline or part, or a list or dict of these.
+        without: names of arguments and parts of descriptions that do not count.
+        user_code: a list that receives the names of user code, which then counts by its name alone.
+
+    Raises:
+        UserCodeError: for user code, and for what cannot be recognised, such as an index in memory.
+        ValueError: of `describe()`, if a transformer cannot be described.
+    """
+    return digest(description(value, without=without, user_code=user_code))
+
+
+def description(value: Any, *, without: Collection[str] = (), user_code: list[str] | None = None) -> Any:
+    """Return what `key` hashes, for JSON."""
+    return json.loads(json.dumps(_Describer(without, user_code).describe(value)))
+
+
+def digest(described_value: Any) -> str:
+    """Return the hash of a description."""
+    return blake2b(json.dumps(described_value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@cache
+def version_of(module: str) -> str | None:
+    """Return the version of the installed package of a module; "" for Python and this package, None for user code."""
+    top = module.partition(".")[0]
+    if top == "pyterrier_longdoc" or top in sys.stdlib_module_names:
+        return ""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(top)
+    packages = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
+    return " ".join(map(importlib.metadata.version, packages)) or None
+
+
+@dataclass
+class _Describer:
+    without: Collection[str]
+    user_code: list[str] | None
+
+    def describe(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str | Path):
+            return str(value) if isinstance(value, Path) else value
+        if isinstance(value, pd.DataFrame):
+            return frame_digest(value.reset_index(allow_duplicates=True))
+        if isinstance(value, pd.Series):
+            return self.describe([value.index.to_numpy(), value.to_numpy()])
+        if isinstance(value, np.ndarray | np.generic):
+            return frame_digest(pd.DataFrame({"": [np.asarray(value)]}))
+        if isinstance(value, Mapping):
+            return {str(name): self.describe(item) for name, item in value.items() if name not in self.without}
+        if isinstance(value, list | tuple):
+            return [self.describe(item) for item in value]
+        if isinstance(value, set | frozenset):
+            return sorted((self.describe(item) for item in value), key=repr)
+        if isinstance(value, type):
+            return self._code(value)
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        if is_terriers(value):
+            return terriers_properties(value) or self._unknown("an index that is not on disk")
+        if is_java(value) or isinstance(value, Enum):
+            return value.name if isinstance(value, Enum) else type(value).__name__
+        is_stage = isinstance(value, pt.Transformer)
+        if callable(getattr(value, "describe", None)) and (is_stage or _is_ours(value)):
+            return self._by_method(value)
+        if is_stage:
+            return self._stage(value)
+        if hasattr(value, "identity") and _is_ours(value):
+            self._check(value)
+            return self.describe({"class": type(value), **value.identity()})
+        if is_dataclass(value):
+            return self.describe({"class": type(value), **{f.name: getattr(value, f.name) for f in fields(value)}})
+        function = getattr(value, "fn", value)  # PyTerrier hands it to Java so
+        if isinstance(function, partial):
+            return self.describe([function.func, function.args, function.keywords])
+        if callable(function) and hasattr(function, "__qualname__"):
+            return self._code(function)
+        if type(value).__repr__ is object.__repr__ and not isinstance(value, pt.datasets.Dataset):
+            return self._unknown(described(value))
+        return {"class": self._code(type(value)), "repr": described(value)}
+
+    def _by_method(self, value: Any) -> Any:
+        found = value.describe()
+        if not isinstance(found, Mapping):  # another package means something else by it
+            return self._stage(value)
+        self._check(value)
+        settings = {"transformer": type(value), **found}
+        if isinstance(value, pt.Transformer):  # the text loader is no setting, but its text decides the scores
+            settings["text_loader"] = getattr(value, "text_loader", None)
+        return self.describe(settings)
+
+    def _stage(self, stage: pt.Transformer) -> Any:
+        if any(cls.__module__.startswith("pyterrier.terrier.") for cls in type(stage).__mro__):
+            return self.describe({"transformer": type(stage), **_attributes_of_terriers(stage)})
+        try:
+            attributes = pt.inspect.transformer_attributes(stage, strict=False)
+        except (pt.inspect.InspectError, ValueError):
+            attributes = []
+        values = {attribute.name: attribute.value for attribute in attributes if attribute.value is not _NOT_FOUND}
+        settings = {"transformer": type(stage), "arguments": values}
+        if isinstance(stage, pt.Artifact) and isinstance(stage, pt.Indexer):
+            settings |= time_of_building(stage)
+        if len(values) < max(1, len(attributes)):
+            settings["repr"] = described(stage)
+        return self.describe(settings)
+
+    def _check(self, value: Any) -> None:
+        """Look for user code among the arguments of an object that describes itself."""
+        if isinstance(value, list | tuple):
+            for item in value:
+                self._check(item)
+        elif isinstance(value, partial):
+            self._check(value.func)
+        elif hasattr(value, "__qualname__"):
+            self._code(value)
+        else:
+            self._code(type(value))
+            names = [f.name for f in fields(value)] if is_dataclass(value) else ["backend"]
+            names += [] if getattr(value, "name", None) else ["function"]
+            for name in names:
+                if name not in _NO_PART_OF_SCORES:
+                    self._check(getattr(value, name, None))
+
+    def _code(self, code: type | Callable[..., Any]) -> str:
+        """Return name and version of a class or function."""
+        module = getattr(code, "__module__", None) or type(code).__module__
+        version = version_of(module)
+        if version is None or (not isinstance(code, type) and "<" in code.__qualname__):
+            self._unknown(code.__qualname__)
+        return f"{module}.{code.__qualname__} {version or ''}".strip()
+
+    def _unknown(self, name: str) -> str:
+        if self.user_code is None:
+            raise UserCodeError(f"{name} may change unnoticed (code of a script or notebook, or objects in memory)")
+        self.user_code.append(name)
+        return name
+
+
+def _attributes_of_terriers(stage: pt.Transformer) -> dict[str, Any]:
+    """Return all attributes of a transformer of Terrier's: constructors pass some of their arguments on unseen."""
+    values = {name.lstrip("_"): value for name, value in vars(stage).items()}
+    if isinstance(stage, pt.terrier.TextScorer):  # when it scores, it adds two controls that the rest implies
+        implied = {"termpipelines", "decorate_batch"}
+        controls = {k: v for k, v in stage.kwargs.get("controls", {}).items() if k not in implied}
+        values["kwargs"] = {**stage.kwargs, "controls": controls}
+    return values
+
+
+def _is_ours(value: Any) -> bool:
+    """Return whether a class of this package, or a subclass of one, made the object."""
+    return any(cls.__module__.startswith("pyterrier_longdoc.") for cls in type(value).__mro__)
