@@ -149,6 +149,8 @@ class _Describer:
 
     def _check(self, value: Any) -> None:
         """Look for user code among the arguments of an object that describes itself."""
+        if value is None:
+            return
         if isinstance(value, list | tuple):
             for item in value:
                 self._check(item)
@@ -168,7 +170,7 @@ class _Describer:
         """Return name and version of a class or function."""
         module = getattr(code, "__module__", None) or type(code).__module__
         version = version_of(module)
-        if version is None or (not isinstance(code, type) and "<" in code.__qualname__):
+        if version is None or "<" in code.__qualname__:
             self._unknown(code.__qualname__)
         return f"{module}.{code.__qualname__} {version or ''}".strip()
 

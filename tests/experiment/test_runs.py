@@ -14,7 +14,10 @@ TOPICS, QRELS = synthetic.collection()
 FOLDS = [TOPICS["qid"].iloc[i::3].tolist() for i in range(3)]
 RUNS = [synthetic.run(TOPICS, 1.0, seed) for seed in range(2)]
 
-pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning"),
+    pytest.mark.usefixtures("tests_are_installed"),
+]
 
 
 class Noting(pt.Transformer):

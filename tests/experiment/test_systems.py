@@ -116,57 +116,12 @@ class Silent(pt.Estimator):
         return inp
 
 
-class Learner(Silent):
-    """Tells what it was fitted on as its weights."""
-
-    def describe(self):
-        return {"weights": [",".join(topics["qid"]) for topics, *_ in self.fits]}
-
-
-def fitted_by_fold(model):
-    return lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> model)
-
-
-def fitted_by_hand(model):
-    def factory(seed, fold=None):
-        topics, qrels = (TOPICS, QRELS) if fold is None else (fold.train_topics, fold.train_qrels)
-        model.fit(pt.Transformer.from_df(RUNS[seed]).transform(topics), qrels)
-        return pt.Transformer.from_df(RUNS[seed]) >> pt.Transformer.identity() >> model
-
-    return factory
-
-
-@pytest.mark.parametrize("fitted", [fitted_by_fold, fitted_by_hand])
-@pytest.mark.parametrize("model", [Learner, Silent])
-def test_a_model_that_is_fitted_for_several_folds_is_refused(fitted, model):
-    with pytest.raises(ValueError, match=r"a, seed 0, fold 1 returned the same .* make the model inside the function"):
-        Experiment({"a": fitted(model())}, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
-
-
-def test_a_model_that_is_fitted_for_several_seeds_is_refused():
-    with pytest.raises(ValueError, match=r"a, seed 1 returned the same .* as that of a, seed 0"):
-        Experiment({"a": fitted_by_hand(Learner())}, TOPICS, QRELS, ["AP"], seeds=[0, 1])
-
-
-def test_models_that_are_made_for_each_fold_or_not_fitted_are_not_refused():
-    untrained, once = pt.Transformer.from_df(RUNS[0]) >> Learner(), Learner()
-    once.fit(TOPICS.assign(qid="x"), QRELS)  # on another collection
-    systems = {
-        "new": lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Learner()),
-        "once": lambda seed, fold: pt.Transformer.from_df(RUNS[seed]) >> once,
-        "not at all": lambda seed, fold: untrained,
-        "twice for one fold": lambda seed, fold: fold.fit(fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Learner())),
-    }
-    results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
-    assert len(results.means) == 4
-
-
 @pytest.mark.parametrize("validation", [False, True])
 def test_folds_are_fitted_on_the_others(validation):
     learners = []
 
     def factory(seed, fold):
-        learners.append(Learner())
+        learners.append(Silent())
         return fold.fit(pt.Transformer.from_df(RUNS[seed]) >> learners[-1], validation=validation)
 
     results = Experiment({"learned": factory}, TOPICS, QRELS, ["AP"], seeds=[1, 2], folds=FOLDS)

@@ -10,7 +10,6 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.identity import identify
 
 from ..support.systems import QUIET, make
 
@@ -86,11 +85,6 @@ def test_pyterrier_knows_its_columns():
     assert pt.inspect.transformer_inputs(ld.ZScore()) == [["qid", "docno", "score"]]
     outputs = pt.inspect.transformer_outputs(ld.ZScore(), ["qid", "docno", "score", "title"])
     assert set(outputs) == {"qid", "docno", "score", "rank", "title"}
-
-
-def test_runs_of_equal_pipelines_can_be_reused():
-    identity = identify(2 * ld.ZScore() + ld.ZScore())
-    assert (identity.unchecked, identity.functions) == ([], [])
 
 
 @pytest.fixture

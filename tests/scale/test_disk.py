@@ -31,6 +31,9 @@ TERMS = ("term_scores", "term_places")
 WITH_QUERIES = RUN.merge(TOPICS, on="qid", how="left")
 
 
+pytestmark = pytest.mark.usefixtures("tests_are_installed")
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Of one query or two."""
@@ -345,20 +348,16 @@ def test_a_run_without_rows_gives_a_run_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({"pipeline": Digests("b")}, r"pipeline\.name"),
-        ({"run": RUN.iloc[::-1]}, "candidates"),
-        ({"topics": TOPICS.assign(query="other words")}, "topics"),
-        ({"pipeline": Digests("b"), "run": RUN.iloc[::-1]}, r"pipeline\.name, candidates"),
-    ],
+    "changes",
+    [{"pipeline": Digests("b")}, {"run": RUN.iloc[::-1]}, {"topics": TOPICS.assign(query="other words")}],
+    ids=lambda changes: next(iter(changes)),
 )
-def test_another_job_in_the_folder_is_refused_with_what_differs(changes, names, tmp_path):
+def test_another_job_in_the_folder_is_refused(changes, tmp_path):
     run = write_trec(RUN, tmp_path / "run")
     job = {"pipeline": Digests(), "run": run, "topics": TOPICS, "out": tmp_path / "out"}
     ld.rerank_to_disk(**job, shard=(0, 2))
     before = written(tmp_path / "out")
-    with pytest.raises(ValueError, match=f"differs in {names}"):
+    with pytest.raises(ValueError, match="another job"):
         ld.rerank_to_disk(**{**job, **changes})
     assert written(tmp_path / "out") == before
 
@@ -372,41 +371,41 @@ def test_a_copy_of_the_candidates_is_the_same_job(tmp_path):
 
 def test_another_argument_of_the_model_is_another_job(cross_encoder, tmp_path):
     model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
-    ld.rerank_to_disk(model, tiny.longer_results(), tmp_path / "model")
-    with pytest.raises(ValueError, match=r"differs in pipeline\.windows\.stride"):
-        ld.rerank_to_disk(model.apply_attributes(stride=5), tiny.longer_results(), tmp_path / "model")
+    ld.rerank_to_disk(model, tiny.longer_results(), tmp_path)
+    with pytest.raises(ValueError, match="another job"):
+        ld.rerank_to_disk(model.apply_attributes(stride=5), tiny.longer_results(), tmp_path)
 
 
 def test_other_columns_of_the_results_are_another_job(cross_encoder, tmp_path):
     model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
     ld.rerank_to_disk(model, tiny.results(), tmp_path, shard=(0, 2))
     model.explain = True
-    with pytest.raises(ValueError, match=r"differs in columns\.window_scores, .*columns\.window_spans"):
+    with pytest.raises(ValueError, match="another job"):
         ld.rerank_to_disk(model, tiny.results(), tmp_path, shard=(1, 2))
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
-def test_a_users_code_needs_a_version(kind, cross_encoder, tmp_path):
+def test_a_job_of_user_code_is_done_in_one_call_and_never_continued(kind, cross_encoder, tmp_path):
     frame, out = tiny.longer_results(), tmp_path / "out"
     make_edited, name = own.EDITED[kind]
-    with pytest.raises(ValueError, match=rf"{name}.*describe"):
-        ld.rerank_to_disk(make_edited(1, cross_encoder), frame, out)
-    assert not out.exists()
-    for shard in ((0, 2), (1, 2)):
-        ld.rerank_to_disk(own.vouching(1, 1, cross_encoder), frame, out, shard=shard)
-    with pytest.raises(ValueError, match=r"differs in pipeline\.version"):
-        ld.rerank_to_disk(own.vouching(-1, 2, cross_encoder), frame, out)
+    with pytest.raises(ValueError, match=f"{name} may change unnoticed.*without shard="):
+        ld.rerank_to_disk(make_edited(1, cross_encoder), frame, out, shard=(0, 2))
+    ld.rerank_to_disk(make_edited(1, cross_encoder), frame, out)
+    assert len(ld.merge_run(out)) == len(frame)
+    with pytest.raises(ValueError, match=f"{name} may change unnoticed.*new folder"):
+        ld.rerank_to_disk(make_edited(-1, cross_encoder), frame, out)
 
 
-def test_a_function_that_scores_pairs_needs_a_name(tmp_path):
+def test_a_function_that_scores_pairs_needs_a_name_to_continue(tmp_path):
     def edited(queries, texts):
         return [float(len(text)) for text in texts]
 
     frame, out = tiny.longer_results(), tmp_path / "out"
-    with pytest.raises(ValueError, match=r"edited.*name="):
-        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited), window_size=5, stride=5), frame, out)
-    ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="1"), window_size=5, stride=5), frame, out, shard=(0, 2))
-    with pytest.raises(ValueError, match=r"differs in pipeline\.weights\.name"):
+    with pytest.raises(ValueError, match="name="):
+        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited), window_size=5, stride=5), frame, out, shard=(0, 2))
+    for shard in ((0, 2), (1, 2)):
+        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="1"), window_size=5, stride=5), frame, out, shard=shard)
+    with pytest.raises(ValueError, match="another job"):
         ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="2"), window_size=5, stride=5), frame, out)
 
 

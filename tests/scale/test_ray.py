@@ -17,7 +17,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
-from pyterrier_longdoc.common.identity import identify
+from pyterrier_longdoc.common.key import key
 from pyterrier_longdoc.common.signals import JavaBesideRay
 from pyterrier_longdoc.scale import RayExecutor
 from pyterrier_longdoc.scale import ray as scale_ray
@@ -114,7 +114,7 @@ def test_pyterriers_own_test_case_passes(cross_encoder):
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
 def test_a_distributed_model_has_the_identity_of_the_model(executor, cross_encoder):
     model = systems.make("MaxP", cross_encoder)
-    assert identify(executor.distributed(model)) == identify(model)
+    assert key(executor.distributed(model)) == key(model)
 
 
 def test_a_distributed_model_can_be_pickled(cross_encoder):
@@ -237,9 +237,9 @@ def test_blocks_are_asked_for_when_workers_are_free(executor):
             pulled.append(number)
             yield number, number
 
-    for key, value in executor.map(max, 5, items()):
-        done.append(key)
-        assert value == max(5, key)
+    for number, value in executor.map(max, 5, items()):
+        done.append(number)
+        assert value == max(5, number)
         assert len(pulled) <= len(done) + 2
     assert sorted(done) == list(range(12))
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyterrier as pt
 
 import pyterrier_longdoc as ld
 
@@ -79,18 +78,3 @@ EDITED = {
     "subclass": (with_class, "EditedMaxP"),
 }
 """By what is the user's own: what makes a model of it, and the name of the class."""
-
-
-def vouching(sign: int, version: int, backbone: str, **options: Any) -> Any:
-    """A model of one's own that tells its version."""
-
-    @dataclass(eq=False, repr=False)
-    class Versioned(ld.MaxP):
-        def describe(self):
-            return {**super().describe(), "version": version}
-
-        def transform(self, inp):
-            out = super().transform(inp)
-            return pt.model.add_ranks(out.assign(score=sign * out["score"]))
-
-    return Versioned(backbone, window_size=4, stride=4, **SMALL, **options)

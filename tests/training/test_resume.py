@@ -147,19 +147,19 @@ def started_elsewhere() -> Toy:
 
 
 @pytest.mark.parametrize(
-    ("make_model", "queries", "changes", "named"),
+    ("make_model", "queries", "changes", "problem"),
     [
-        (Toy, 3, {"seed": 1, "margin": 2.0}, "recipe.margin, recipe.seed"),
-        (Toy, 2, {}, "training data"),
-        (frozen, 3, {}, "trainable weights"),
+        (Toy, 3, {"seed": 1, "margin": 2.0}, "another training"),
+        (Toy, 2, {}, "another training"),
+        (frozen, 3, {}, "another training"),
         (started_elsewhere, 3, {}, "starting weights: make the model as it was"),
         (Toy, 3, {"max_steps": 5}, "longer training"),
     ],
 )
-def test_state_of_another_training(make_model, queries, changes, named, stopped):
+def test_state_of_another_training(make_model, queries, changes, problem, stopped):
     args, path = stopped
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=problem):
         train(make_model(), toy_set(queries), replace(args, **changes))
     assert path.read_bytes() == before
     # How often states are written is not part of the recipe.
@@ -263,22 +263,22 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "named"),
+    ("name", "changes"),
     [
-        ("PARADE-avg", {}, "class, arguments.aggregation"),
-        ("MaxP", {"window_size": 5, "stride": 3}, "arguments.window_size, arguments.stride"),
-        ("MaxP", {"max_doc_len": 6}, "arguments.max_doc_len"),
-        ("MaxP", {"backbone": "plain"}, "starting weights, trainable weights"),
-        ("MaxP", {"data": (RUN, JUDGED, RUN, JUDGED)}, "validation data"),
+        ("PARADE-avg", {}),
+        ("MaxP", {"window_size": 5, "stride": 3}),
+        ("MaxP", {"max_doc_len": 6}),
+        ("MaxP", {"backbone": "plain"}),
+        ("MaxP", {"data": (RUN, JUDGED, RUN, JUDGED)}),
     ],
 )
-def test_state_of_another_model(name, changes, named, cross_encoder, plain_encoder, tmp_path):
+def test_state_of_another_model(name, changes, cross_encoder, plain_encoder, tmp_path):
     args = replace(RECIPE, epochs=1, checkpoint=tmp_path)
     make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
     before, changes = (tmp_path / STATE_FILE).read_bytes(), dict(changes)
     backbone = plain_encoder if changes.pop("backbone", None) else cross_encoder
     data = changes.pop("data", (RUN, JUDGED))
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match="another training"):
         make(name, backbone, training=args, **changes).fit(*data)
     assert (tmp_path / STATE_FILE).read_bytes() == before
     # What says nothing about weights and scores may change, and the backbone may lie elsewhere.

@@ -1,0 +1,210 @@
+"""Equal keys: the same results. User code has no key."""
+
+import json
+
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.key import UserCodeError, description, key, version_of
+from pyterrier_longdoc.data import FolderDataset
+from pyterrier_longdoc.data.collection import TextLoader
+from pyterrier_longdoc.listwise import CallableBackend, Pointwise, RankGPT
+from pyterrier_longdoc.training import TrainingArgs
+from pyterrier_longdoc.training.repeat import FoldModels
+
+from ..support import own, synthetic
+from ..support.systems import make
+from ..support.toy import toy_task
+
+TOPICS, _ = synthetic.collection()
+RUN, OTHER = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 0.5, 1)
+SOME = pt.Transformer.from_df(RUN)
+TEXTS, JUDGED = toy_task(0, queries=6)
+TRAINING = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-2}, epochs=3)
+
+
+# Models of this package.
+
+
+def test_names_of_models_are_no_part_of_a_pipeline(tmp_path, cross_encoder):
+    model = make("MaxP", cross_encoder, training=TRAINING).fit(TEXTS, JUDGED)
+    folds = FoldModels([model], [TEXTS["qid"].unique().tolist()], TEXTS)
+    pipelines = (pt.Transformer.from_df(TEXTS) >> model % 3, 0.5 * model, folds)
+    before, names = list(map(key, pipelines)), (repr(model), repr(folds))
+    model.save(tmp_path)
+    assert (repr(model), repr(folds)) != names
+    assert list(map(key, pipelines)) == before
+
+
+@pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])
+def test_settings_count(cross_encoder, changes):
+    model = make("MaxP", cross_encoder)
+    assert key(model) == key(make("MaxP", cross_encoder, verbose=True, batch_size=3))
+    assert key(model) != key(make("MaxP", cross_encoder, **changes))
+
+
+def test_what_is_left_out_does_not_count(cross_encoder):
+    models = [make("MaxP", cross_encoder, text_loader=loader_of(text)) for text in ("one", "two")]
+    assert key(models[0]) != key(models[1])
+    assert key(models[0], without=("text_loader",)) == key(models[1], without=("text_loader",))
+
+
+# User code.
+
+
+@pytest.mark.parametrize("kind", own.EDITED)
+def test_user_code_has_no_key_and_is_named(kind, cross_encoder):
+    make_edited, name = own.EDITED[kind]
+    model = make_edited(1, cross_encoder)
+    for pipeline in (model, SOME >> model, ld.Calibrated(model)):
+        with pytest.raises(UserCodeError, match=name):
+            key(pipeline)
+
+
+def test_user_code_can_count_by_its_name(cross_encoder):
+    make_edited, name = own.EDITED["windows"]
+    names = []
+    keys = {key(make_edited(sign, cross_encoder), user_code=names) for sign in (1, -1)}
+    assert len(keys) == 1
+    assert all(name in each for each in names)
+
+
+def answer(messages):
+    return "[1]"
+
+
+@pytest.mark.parametrize("cls", [RankGPT, Pointwise])
+@pytest.mark.parametrize("llm", [answer, ld.LLMClient(CallableBackend(answer))], ids=["function", "client"])
+def test_a_function_that_takes_the_place_of_a_language_model_is_user_code(cls, llm):
+    with pytest.raises(UserCodeError, match="answer"):
+        key(cls(llm))
+
+
+@pytest.mark.parametrize("cls", [RankGPT, Pointwise])
+def test_a_function_with_a_name_of_its_own_is_known_by_the_name(cls):
+    one, again, other = (key(cls(CallableBackend(answer, name=name))) for name in ("1", "1", "2"))
+    assert one == again != other
+
+
+@pytest.mark.parametrize("stage", [pt.apply.doc_score(lambda row: 1.0), pt.apply.generic(answer)])
+def test_functions_as_stages_have_no_key(stage):
+    for pipeline in (stage, (SOME >> stage) + SOME):
+        with pytest.raises(UserCodeError):
+            key(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("module", "known"),
+    [("__main__", False), ("tests.support.own", False), ("json.decoder", True), ("pyterrier_longdoc.demo", True)],
+)
+def test_user_code_is_what_no_installed_package_has(module, known):
+    assert (version_of(module) is not None) is known
+
+
+def test_installed_packages_have_their_version():
+    assert version_of("pyterrier.model") == pt.__version__
+
+
+# Transformers of other packages.
+
+
+class Plugin(pt.Transformer):
+    def __init__(self, k):
+        self.k = k
+
+    def transform(self, inp):
+        return inp
+
+
+class Talking(Plugin):
+    def describe(self):
+        return "a plugin"
+
+
+class Hiding(pt.Transformer):
+    def __init__(self, k):
+        self.hidden = k
+
+    def transform(self, inp):
+        return inp
+
+    def __repr__(self):
+        return f"Hiding({self.hidden})"
+
+
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize("cls", [Plugin, Talking, Hiding])
+def test_transformers_of_installed_packages_are_known_by_their_arguments(cls, tests_are_installed):
+    assert key(SOME >> cls(1)) == key(SOME >> cls(1)) != key(SOME >> cls(2))
+
+
+def test_another_version_of_a_package_has_another_key(tests_are_installed, monkeypatch):
+    before = key(Plugin(1))
+    monkeypatch.setattr("pyterrier_longdoc.common.key.version_of", lambda module: "2")
+    assert key(Plugin(1)) != before
+
+
+def test_an_argument_that_says_nothing_of_itself_has_no_key(tests_are_installed):
+    with pytest.raises(UserCodeError, match="Thing"):
+        key(Plugin(Thing()))
+
+
+def test_labels_of_series_and_frames_count(tests_are_installed):
+    labels, others = pd.Series([1.0, 2.0], ["d1", "d2"]), pd.Series([1.0, 2.0], ["d2", "d1"])
+    assert key(Plugin(labels)) != key(Plugin(others))
+    assert key(Plugin(labels.to_frame())) != key(Plugin(others.to_frame()))
+
+
+def test_the_order_of_sets_does_not_count(tests_are_installed):
+    assert description(Plugin(set("bca")))["arguments"] == {"k": ["a", "b", "c"]}
+
+
+# What feeds them.
+
+
+def test_contents_of_frames_count():
+    assert key(SOME) == key(pt.Transformer.from_df(RUN.copy()))
+    assert key(SOME) != key(pt.Transformer.from_df(OTHER))
+    assert key(SOME) != key(pt.Transformer.from_df(RUN.assign(text="more")))
+
+
+def loader_of(text):
+    return TextLoader({"d1": {"docno": "d1", "text": text}}, ["text"])
+
+
+def test_texts_of_a_loader_count(cross_encoder):
+    assert key(loader_of("one")) != key(loader_of("two"))
+
+
+def test_texts_of_a_dataset_as_text_loader_count(tmp_path, cross_encoder):
+    def over(text):
+        documents = [json.dumps({"docno": "d1", "text": text})]
+        for name, lines in (("docs.jsonl", documents), ("topics.tsv", ["1\tdog"]), ("qrels.txt", ["1 0 d1 1"])):
+            (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+        return key(make("MaxP", cross_encoder, text_loader=FolderDataset(tmp_path)))
+
+    assert over("one") == over("one") != over("two")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "other"),
+    [
+        (SOME % 3, SOME % 4),
+        (SOME >> SOME, SOME),
+        (2 * SOME, 3 * SOME),
+        (2 * ld.ZScore() + ld.ZScore(), 3 * ld.ZScore() + ld.ZScore()),
+        (SOME + SOME, SOME | SOME),
+        (SOME & SOME, SOME ^ SOME),
+        (SOME >> (SOME**SOME), SOME >> (SOME**SOME**SOME)),
+        (SOME >> pt.Transformer.identity(), SOME),
+        (SOME >> pt.apply.rename({"score": "old"}), SOME >> pt.apply.rename({"score": "new"})),
+    ],
+    ids=lambda pipeline: type(pipeline).__name__,
+)
+def test_pyterriers_operators_are_told_by_their_parts(pipeline, other):
+    assert key(pipeline) == key(pipeline) != key(other)
