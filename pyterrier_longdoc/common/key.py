@@ -170,7 +170,7 @@ class _Describer:
         """Return name and version of a class or function."""
         module = getattr(code, "__module__", None) or type(code).__module__
         version = version_of(module)
-        if version is None or "<" in code.__qualname__:
+        if version is None or (version and "<" in code.__qualname__):
             self._unknown(code.__qualname__)
         return f"{module}.{code.__qualname__} {version or ''}".strip()
 

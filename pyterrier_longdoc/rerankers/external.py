@@ -31,7 +31,7 @@ class PairScorer(ExternalScorer):
             `qid` and `docno` of a row are hashes of the query and the window, so that no cache confuses windows; the
             transformer must return all rows, in any order.
         name: stands for the scorer in score caches and records of runs: change it when its scores change. Without it
-            `score_cache` and `rerank_to_disk` refuse the scorer, and `ld.Experiment` makes its runs anew.
+            `score_cache` refuses the scorer, and `rerank_to_disk` and `ld.Experiment` never reuse its scores.
         tokenizer: a fast Hugging Face tokenizer, or its name: windows and queries are counted in its tokens. None
             counts words.
         longest_input: most tokens of a query and a window together, special ones included: windows are made to fit.
