@@ -137,7 +137,7 @@ class RunFolder:
         if run_key is None or not _notes_of(path).is_file():  # notes are written last
             return None
         notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
-        return (read_run(path), Cost(**notes["cost"])) if notes["key"] == run_key else None
+        return (read_run(path), Cost(**notes["cost"])) if notes.get("key") == run_key else None
 
     def write(self, part: RunPart, run: pd.DataFrame, run_key: str | None, cost: Cost | None) -> None:
         """Write a run and notes on it."""

@@ -182,7 +182,7 @@ def _begin(
         if manifest is None:
             manifest = {"key": job, "rows": candidates.divide(out / _CANDIDATES)}
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
-        elif manifest["key"] != job:
+        elif manifest.get("key") != job:
             raise ValueError(
                 f"{str(out)!r} has another job, of another pipeline, other candidates, topics or columns: choose a new "
                 f"folder"

@@ -75,7 +75,7 @@ class StateFile:
                     tensors[part][name] = file.get_tensor(key).clone()  # the file is replaced
         except SafetensorError as error:
             raise ValueError(f"{str(self.file)!r} is damaged: delete it to train afresh ({error})") from error
-        check_same(values["key"], self.key, self.user_code, self.file.parent)
+        check_same(values.get("key"), self.key, self.user_code, self.file.parent)
         total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
             lengths = ((steps, patience), (total, self.recipe.patience))
@@ -124,7 +124,7 @@ def _digests(frames: Iterable[pd.DataFrame | None]) -> list[str | None]:
     return [None if frame is None else frame_digest(frame) for frame in frames]
 
 
-def check_same(stored: str, expected: str, user_code: str, folder: Path) -> None:
+def check_same(stored: str | None, expected: str, user_code: str, folder: Path) -> None:
     """Refuse a folder of another training; warn of user code, which may have changed."""
     if stored != expected:
         raise ValueError(

@@ -264,9 +264,10 @@ def test_a_job_continues_after_a_full_disk(whole, tmp_path, monkeypatch, full, e
         write(table, where, *arguments, **options)
 
     source = write_trec(RUN, tmp_path / "run")
-    with monkeypatch.context() as patch, pytest.raises(error, match=message):
+    with monkeypatch.context() as patch:
         patch.setattr(full, write_until_full)
-        ld.rerank_to_disk(Digests(), source, tmp_path / "out", topics=TOPICS)
+        with pytest.raises(error, match=message):
+            ld.rerank_to_disk(Digests(), source, tmp_path / "out", topics=TOPICS)
     finished = len(list((tmp_path / "out").glob("blocks/*")))
     assert finished == (0 if write is None else 3)
     ld.rerank_to_disk(Digests(), source, tmp_path / "out", topics=TOPICS)
