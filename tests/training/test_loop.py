@@ -62,7 +62,7 @@ def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
 # Optimiser and learning rates.
 
 
-def test_parameters_by_learning_rate_and_decay(cross_encoder):
+def test_the_longest_matching_prefix_gives_the_learning_rate():
     model = Toy()
     model.encoder["first"].bias.requires_grad_(False)
     rates = {"": 1.0, "encoder.": 2.0, "encoder.second.": 3.0, "head": 4.0}
@@ -74,11 +74,20 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
         3.0: [id(p) for p in model.encoder["second"].parameters()],
         4.0: [id(model.head.weight)],
     }
+
+
+def test_weight_decay_of_matrices_leaves_biases_alone():
     groups = make_optimizer(Toy(), TrainingArgs(weight_decay=0.1, decay="matrices")).param_groups
     assert all((group["weight_decay"] == 0.1) == (p.ndim > 1) for group in groups for p in group["params"])
     assert sum(len(group["params"]) for group in groups) == 5
+
+
+def test_a_prefix_that_no_parameter_has_is_refused():
     with pytest.raises(ValueError, match="'backbone"):
         make_optimizer(Toy(), TrainingArgs(learning_rates={"": 1e-4, "backbone.": 1e-5}))
+
+
+def test_the_encoder_learns_slower_than_the_head_by_default(cross_encoder):
     scorer = make("PARADE-transformer", cross_encoder).model
     low, high = sorted(make_optimizer(scorer, TrainingArgs()).param_groups, key=lambda group: group["lr"])
     assert (low["lr"], high["lr"]) == (1e-5, 1e-4)
@@ -103,7 +112,7 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
         ({"warmup": 1.0, "restart_each_epoch": True}, 4, [0, 0.25, 0.5, 0.75, 0, 0.5]),
     ],
 )
-def test_schedules(changes, steps_per_epoch, expected):
+def test_each_schedule_gives_its_learning_rates(changes, steps_per_epoch, expected):
     args = TrainingArgs(**changes)
     found = [rate_and_beta(args, step, steps_per_epoch, len(expected))[0] for step in range(len(expected))]
     np.testing.assert_allclose(found, expected)
@@ -173,7 +182,7 @@ def test_each_epoch_asks_each_query_once():
         ({"max_grad_norm": 0.5}, [-0.5, -0.5]),
     ],
 )
-def test_gradients_of_a_step(changes, expected):
+def test_a_step_adds_the_gradients_of_its_queries(changes, expected):
     args = TrainingArgs(queries_per_step=3, learning_rates={"": 1e-9}, warmup=1.0, **changes)
     with optimizer_steps() as steps:
         train(Toy(), toy_set(5), args)
@@ -190,7 +199,7 @@ def test_queries_per_forward_makes_no_difference(name, calm):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(dtype, calm):
+def test_half_precision_keeps_the_weights_in_float32(dtype, calm):
     half, full = (fitted(calm, "CEDR-knrm", dtype=d, epochs=1, queries_per_step=5) for d in (dtype, "float32"))
     assert all(value.dtype == torch.float32 for value in half.model.parameters())
     loss = half.history["loss"].iloc[0]
@@ -206,17 +215,23 @@ def test_overflow_in_fp16_skips_the_step():
     assert moved[-1] != 0.0
 
 
-def test_training_that_diverges(cross_encoder):
+def test_a_loss_that_is_not_a_number_is_an_error_that_names_the_queries():
     model = Toy()
     torch.nn.init.constant_(model.head.weight, math.nan)
     with pytest.raises(FloatingPointError, match="in step 1, of the queries 'q"):
         train(model, toy_set(2), TrainingArgs())
     assert not model.training
+
+
+def test_infinite_weights_are_noticed_in_the_next_step():
     model, before = Broken(2, math.inf), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
     with pytest.raises(FloatingPointError, match="in step 3"):
         train(model, toy_set(5), args, on_step=lambda: before.append(model.head.weight.item()))
     assert len(before) == 2
+
+
+def test_a_model_whose_training_diverged_does_not_score(cross_encoder):
     model = make("MaxP", cross_encoder, training=TrainingArgs(queries_per_step=5, learning_rates={"": 1e38}))
     with pytest.raises(FloatingPointError, match="after step 1"):
         model.fit(RUN, JUDGED)
@@ -229,12 +244,12 @@ def test_training_that_diverges(cross_encoder):
     ("recipe", "named"),
     [({"loss": "margin_mse", "teacher_field": "other"}, "'other'"), ({"patience": 2}, "patience=2")],
 )
-def test_recipes_that_lack_their_data(recipe, named):
+def test_a_recipe_that_lacks_its_data_is_refused(recipe, named):
     with pytest.raises(ValueError, match=named):
         train(Toy(), toy_set(5), TrainingArgs(**recipe))
 
 
-def test_student_in_a_pipeline(cross_encoder):
+def test_a_student_learns_from_a_teacher_in_a_pipeline(cross_encoder):
     student = make("MaxP", cross_encoder, training=replace(RECIPE, loss="margin_mse"))
     (TeacherScores(make("AvgP", cross_encoder)) >> student).fit(RUN, JUDGED)
     assert len(student.history) == 2
@@ -256,18 +271,28 @@ def test_the_same_seed_gives_the_same_weights(name, cross_encoder):
 # Validation and history.
 
 
-def test_evaluate():
-    run = pd.DataFrame({"qid": [1, 1, 2, 2], "docno": ["a", "b", "a", "b"], "score": [2.0, 1.0, 2.0, 1.0]})
-    judged = qrels(("1", "a", 1), ("2", "b", 2))
-    assert evaluate(run, judged, "RR") == pytest.approx((1 + 1 / 2) / 2)
-    assert evaluate(run, judged, "P@1") == pytest.approx(1 / 2)
-    written = judged.assign(label=["1.0", "2.0"])  # as pandas writes a column that had a gap
-    assert evaluate(run, written, "RR") == evaluate(run, judged, "RR")
-    # Cut to whole ones, labels would mean something else.
+SCORED = pd.DataFrame({"qid": [1, 1, 2, 2], "docno": ["a", "b", "a", "b"], "score": [2.0, 1.0, 2.0, 1.0]})
+JUDGED_SCORED = qrels(("1", "a", 1), ("2", "b", 2))
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("RR", (1 + 1 / 2) / 2), ("P@1", 1 / 2)])
+def test_evaluate_gives_the_mean_over_queries(metric, expected):
+    assert evaluate(SCORED, JUDGED_SCORED, metric) == pytest.approx(expected)
+
+
+def test_labels_may_be_whole_numbers_in_text():
+    written = JUDGED_SCORED.assign(label=["1.0", "2.0"])  # as pandas writes a column that had a gap
+    assert evaluate(SCORED, written, "RR") == evaluate(SCORED, JUDGED_SCORED, "RR")
+
+
+def test_labels_that_are_not_whole_numbers_cannot_be_evaluated():
     with pytest.raises(ValueError, match=r"0\.7"):
-        evaluate(run, qrels(("1", "a", 2), ("1", "b", 0.7)), "RR")
-    # Judgements of a larger collection do not lower the figure of a sample of its queries.
-    assert evaluate(run, pd.concat([judged, qrels(("other", "d", 1))]), "RR") == evaluate(run, judged, "RR")
+        evaluate(SCORED, qrels(("1", "a", 2), ("1", "b", 0.7)), "RR")
+
+
+def test_judgements_of_other_queries_do_not_lower_the_figure():
+    more = pd.concat([JUDGED_SCORED, qrels(("other", "d", 1))])
+    assert evaluate(SCORED, more, "RR") == evaluate(SCORED, JUDGED_SCORED, "RR")
 
 
 def test_the_best_epoch_is_kept():
@@ -295,11 +320,14 @@ def test_validation_every_few_steps():
     ]  # fmt: skip
 
 
-def test_early_stopping_and_most_steps():
+def test_patience_ends_a_training():
     figures = iter([0.1, 0.3, 0.3, 0.2, 0.9])
     args = TrainingArgs(epochs=9, queries_per_step=5, patience=2)
     history = train(Toy(), toy_set(5), args, validate=lambda: next(figures))
     assert [entry["validation"] for entry in history] == [0.1, 0.3, 0.3, 0.2]
+
+
+def test_max_steps_ends_a_training_within_an_epoch():
     model = Toy()
     history = train(model, toy_set(5), TrainingArgs(epochs=9, queries_per_step=2, max_steps=4))
     assert len(model.calls) == 2 + 2 + 1 + 2
@@ -352,7 +380,7 @@ def test_validation_data_is_checked_before_training(run, judged, named, cross_en
 FAST = TrainingArgs(queries_per_step=1, learning_rates={"": 3e-2}, metric="RR")
 
 
-def test_stopped_before_and_after_the_first_step(plain_encoder):
+def test_a_training_stopped_before_its_first_step_leaves_the_model_untrained(plain_encoder):
     model = make("MaxP", plain_encoder, training=FAST)
     before = weights(model)
     with optimizer_steps(stop_at=1):
@@ -362,6 +390,11 @@ def test_stopped_before_and_after_the_first_step(plain_encoder):
     with pytest.warns(UntrainedWarning):
         model(RUN)
     model.seed = 5  # nothing is lost that was trained
+    model(RUN)
+
+
+def test_a_training_stopped_after_a_step_leaves_a_trained_model(plain_encoder):
+    model = make("MaxP", plain_encoder, training=FAST)
     before = weights(model)
     with optimizer_steps(stop_at=3):
         model.fit(RUN, JUDGED)

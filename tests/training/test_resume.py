@@ -107,7 +107,7 @@ def stopped(tmp_path) -> tuple[TrainingArgs, Path]:
     return args, tmp_path / STATE_FILE
 
 
-def test_full_disk_and_unreadable_state(stopped, monkeypatch):
+def test_a_full_disk_leaves_the_state_before(stopped, monkeypatch):
     args, path = stopped
     before = path.read_bytes()
     errors = {
@@ -124,7 +124,10 @@ def test_full_disk_and_unreadable_state(stopped, monkeypatch):
     model = Toy()
     train(model, toy_set(3), args)
     assert len(model.calls) == 4
-    # What cannot be read stays as it is.
+
+
+def test_a_damaged_state_is_refused_and_stays_as_it_is(stopped):
+    args, path = stopped
     damaged = path.read_bytes()[:-3]
     path.write_bytes(damaged)
     model = Toy()
@@ -247,7 +250,7 @@ def test_a_training_that_patience_ended_is_extended_by_more_patience(tmp_path):
         fit([], patience=2)
 
 
-def test_where_a_training_goes_on_is_said(stopped, capsys):
+def test_a_resumed_training_says_at_which_step_it_begins(stopped, capsys):
     args, _ = stopped
     for changes, line, trains in (
         ({}, "resuming after step 2 of 6", True),
@@ -287,7 +290,7 @@ def test_state_of_another_model(name, changes, cross_encoder, plain_encoder, tmp
     assert same.fit(RUN, JUDGED).history["epoch"].tolist() == [1]
 
 
-def test_an_interrupted_training_goes_on_in_a_model_made_anew(tmp_path):
+def test_an_interrupted_training_continues_in_a_new_model(tmp_path):
     args = TrainingArgs(epochs=4, queries_per_step=3, checkpoint=tmp_path, save_steps=1)
     whole, model, earlier = Toy(), Toy(), {"epoch": 2, "step": 7}
     expected = train(whole, toy_set(3), replace(args, checkpoint=None), history=[dict(earlier)])
@@ -300,7 +303,7 @@ def test_an_interrupted_training_goes_on_in_a_model_made_anew(tmp_path):
     assert torch.equal(resumed.head.weight, whole.head.weight)
 
 
-def test_state_is_never_one_that_has_diverged(tmp_path):
+def test_diverged_weights_are_never_saved(tmp_path):
     args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1)
     with pytest.raises(FloatingPointError, match="after step 2"):
         train(Broken(2, math.nan), toy_set(5), args)
