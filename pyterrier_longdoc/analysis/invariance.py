@@ -148,7 +148,7 @@ def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
         return f"the frame has no text column {', '.join(fields)}"
     lengths = sum(frame[name].fillna("").astype(str).str.len() for name in columns)
     sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
-    if getattr(model, "is_external", False):
+    if not _has_weights(model):
         sizes.remove("max_batch_tokens")
     with changed(model, **dict.fromkeys(sizes, sys.maxsize)):
         return _row_scores(model, frame, int(np.argmax(lengths)))
@@ -168,7 +168,7 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
 
 
 def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
-    if not hasattr(type(model), "model") or getattr(model, "is_external", False):
+    if not hasattr(type(model), "model") or not _has_weights(model):
         return f"{type(model).__name__} does not say what its backbone is"
     runtime = model.model.encoder.computed_in[1]
     if runtime != "torch":
@@ -187,6 +187,11 @@ def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -
         use_attention(backbone, default)
 
 
+def _has_weights(model: Any) -> bool:
+    """Tell whether the weights of a model are here, so that their precision and passes can be set."""
+    return getattr(getattr(model, "origin", None), "has_weights", True)
+
+
 @contextmanager
 def _in_float32(model: Any) -> Iterator[None]:
     """Use float32 where the machine chooses the precision, and no stored scores; afterwards restore the model."""
@@ -195,7 +200,7 @@ def _in_float32(model: Any) -> Iterator[None]:
             for part in _with_selectors(model):
                 attributes = {name: getattr(part, name) for name in ("coverage", "score_cache") if hasattr(part, name)}
                 attributes |= {"score_cache": None} if "score_cache" in attributes else {}
-                if not getattr(part, "is_external", False) and getattr(part, "dtype", "") in (None, "fastest"):
+                if _has_weights(part) and getattr(part, "dtype", "") in (None, "fastest"):
                     attributes["dtype"] = "float32"
                 stack.enter_context(changed(part, **attributes))
             yield

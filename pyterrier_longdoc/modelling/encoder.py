@@ -138,6 +138,11 @@ class WindowEncoder(nn.Module):
         cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
         return WarmStart(backbone.final, words[cls], words[sep])
 
+    def describe_weights(self, model: Any) -> dict[str, Any]:
+        """Return the contents of the weights of its model, JSON-able."""
+        int8 = {} if self.quantized is None else {"int8": self.quantized.digest}
+        return {"fingerprint": model.fingerprint(), "encoder": model.backbone.describe(), **int8}
+
     def reads_like(self, other: Any) -> bool:
         """Return whether it reads as an encoder of its kind whose weights it takes over, so that scores make sense."""
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +24,7 @@ from ..common.files import full_name
 from ..common.language import named_tokenizer
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, Inputs, Query, Settings, to_dense
+from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
 from .readers import Reader
 from .tokens import Span, TokenizedText, tokenize
 from .windows import WholeText, Windows
@@ -143,6 +143,7 @@ class ExternalEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     is_exported = False
     computed_in = None, None
+    quantized = None
 
     settings: Settings
     reader: ExternalReader
@@ -160,7 +161,8 @@ class ExternalEncoder(nn.Module):
 
     def use(self, settings: Settings, needs: str) -> None:
         """Score by these settings from now on; rerankers combine it only with heads that need no more than scores."""
-        self.settings, self.reader = settings, ExternalReader(self, settings)
+        self.settings = replace(settings, device=CPU, dtype=torch.float32)
+        self.reader = ExternalReader(self, self.settings)
 
     def refresh(self) -> None:
         """Forget, at the start of a run, the scores of an earlier one: they may have changed."""
@@ -192,6 +194,10 @@ class ExternalEncoder(nn.Module):
             known |= zip(new_questions, scores.values.tolist(), strict=True)
         values = torch.tensor([known[key] for key in keys], dtype=torch.float64)
         return to_dense(values.unsqueeze(1), [len(pair.spans) for pair in pairs])
+
+    def describe_weights(self, model: Any) -> dict[str, Any]:
+        """Return the scorer's identity: its weights are not here."""
+        return self.scorer.identity()
 
     def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return nothing: only the scorer might know more."""

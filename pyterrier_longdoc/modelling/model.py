@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, Inputs, Settings
 from .readers import Reader
+from .tokens import serialized
 from .weights import HeadSpec, WeightsWatch, fingerprint, seeded_head, warm_start
+from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
 """Most pairs that are read and encoded at a time."""
@@ -162,7 +165,7 @@ class Model(nn.Module):
     def use(self, settings: Settings) -> None:
         """Read and compute by these settings from now on; the weights move to their device."""
         self.encoder.use(settings, self.head.needs)
-        self.to(settings.device)
+        self.to(self.settings.device)
         if self.encoder.computed_in == (None, None):
             self.double()  # so that a single window's score is the scorer's
 
@@ -319,6 +322,30 @@ class Model(nn.Module):
         return explanations
 
     # Its weights.
+
+    def describe(self) -> dict[str, Any]:
+        """Return what scores depend on besides query and text: how these are read, weights and precision; JSON-able.
+
+        Raises:
+            ValueError: if the tokenizer has a step in Python, which may change unnoticed.
+        """
+        tokenizer = serialized(self.tokenizer.backend_tokenizer)
+        if tokenizer is None:
+            raise ValueError(
+                "scores of this model cannot be stored, because a step of its tokenizer is written in Python and may "
+                "change unnoticed: leave score_cache out"
+            )
+        settings, reader = self.settings, self.reader
+        return {
+            "windows": windows_to_config(reader.windows),
+            "max_doc_len": settings.max_doc_len,
+            "max_query_len": reader.max_query_len,
+            "preselect": None if settings.preselect is None else settings.preselect.identity(),
+            "reader": reader.describe(),
+            "weights": self.encoder.describe_weights(self),
+            "tokenizer": blake2b(tokenizer).hexdigest(),
+            "computed": [settings.device.type, *self.encoder.computed_in],
+        }
 
     @contextmanager
     def inference(self) -> Iterator[None]:

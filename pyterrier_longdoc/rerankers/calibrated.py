@@ -21,7 +21,7 @@ from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.warnings import warn
 from ..data.collection import TextLoader
 from .reranker import CrossEncoder
-from .saved import CALIBRATION, write
+from .saved import CALIBRATION, save
 
 FEWEST = 20
 """Relevant documents that `fit` needs, and others: this package's choice."""
@@ -126,9 +126,8 @@ class Calibrated(Presented, pt.Estimator):
     def save(self, folder: str | Path) -> None:
         """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
         calibration = json.dumps(arguments_of(self, "head"))
-        if isinstance(self.model, CrossEncoder) and not self.model.is_external:
-            write(self.model, Path(folder), calibration=calibration)
-            self.model.note_source(str(folder))
+        if isinstance(self.model, CrossEncoder) and self.model.origin.has_weights:
+            save(self.model, Path(folder), calibration=calibration)
             return
         if (Path(folder) / "config.json").is_file():
             raise ValueError(

@@ -608,7 +608,7 @@ class LongP(CrossEncoder):
         """Return the keys of the papers behind this model, and behind its architecture if weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
         kind = "" if self._model is None else self._model.backbone.family
-        name = "" if self.is_external else str(self.backbone).lower()
+        name = self.origin.name.lower()
         matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
         return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
 
@@ -623,7 +623,7 @@ class LongP(CrossEncoder):
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)
-        if not self.is_external:
+        if self.attn_implementation is not None:
             use_attention(model.encoder.backbone, self.attn_implementation)
         return model
 

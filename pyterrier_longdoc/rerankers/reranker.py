@@ -5,7 +5,6 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, NoReturn
@@ -31,7 +30,6 @@ from ..common.files import full_path
 from ..common.frames import (
     Text,
     TextField,
-    TruncationWarning,
     digest_of_text,
     documents_of,
     is_blank,
@@ -49,19 +47,16 @@ from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.devices import DTYPES, FASTEST, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
-from ..modelling.external import ExternalEncoder, ExternalScorer
-from ..modelling.heads import registered_heads
-from ..modelling.inputs import CPU, Settings
+from ..modelling.external import ExternalScorer
+from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
 from ..modelling.preselection import Preselection, check_preselection
 from ..modelling.quantized import draw_windows, quantize
 from ..modelling.runtimes import RUNTIMES, check_runtime, default_device
-from ..modelling.saved import restore_training
 from ..modelling.templates import Template, resolve_template
-from ..modelling.tokens import serialized
 from ..modelling.weights import HeadSpec, exchange_head, start_from
-from ..modelling.windows import SELECTIONS, Windows, windows_to_config
+from ..modelling.windows import SELECTIONS, Windows
 from ..training import (
     ContinuedTrainingWarning,
     LeftOutWarning,
@@ -77,12 +72,10 @@ from ..training.queries import check_validation
 from ..training.recipe import papers_of_recipe
 from ..training.resume import STATE_FILE, is_first_process
 from . import saved
+from .origins import Checkpoint, Scorer, origin_of
 from .score_cache import score_with_cache
 
 POOLINGS = ("cls", "mean", "last")
-
-WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
-"""Arguments that `windows=` replaces."""
 
 # One lock for all models: a lock of each could not be pickled, and random weights come from torch's global generator.
 # It is re-entrant for the models of selectors.
@@ -237,7 +230,7 @@ class Reranker(Presented, pt.Transformer):
         if self.windows is None:
             windows = self.default_windows()
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
-        sizes = changed_names(self, WINDOW_ARGUMENTS)
+        sizes = changed_names(self, saved.WINDOW_ARGUMENTS)
         if sizes:
             self.refuse(*sizes, why=f"has windows={self.windows!r}: set them in windows, or leave windows out")
         return self.windows
@@ -310,31 +303,12 @@ class Reranker(Presented, pt.Transformer):
         Raises:
             ValueError: if the tokenizer has a step in Python, which may change unnoticed.
         """
-        model = self.model
-        tokenizer = serialized(model.tokenizer.backend_tokenizer)
-        if tokenizer is None:
-            raise ValueError(
-                "scores of this model cannot be stored, because a step of its tokenizer is written in Python and may "
-                "change unnoticed: leave score_cache out"
-            )
-        settings, reader, arguments = model.settings, model.reader, arguments_of(self, "weights", "head", "input")
+        model, arguments = self.model, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
             "arguments": {name: described(value) for name, value in saved.without_paths(arguments).items()},
-            "windows": windows_to_config(reader.windows),
-            "max_doc_len": settings.max_doc_len,
-            "max_query_len": reader.max_query_len,
-            "preselect": None if settings.preselect is None else settings.preselect.identity(),
-            "reader": reader.describe(),
-            "weights": self._weights_identity(),
-            "tokenizer": blake2b(tokenizer).hexdigest(),
-            "computed": [settings.device.type, *model.encoder.computed_in],
+            **model.describe(),
         }
-
-    def _weights_identity(self) -> Any:
-        model = self.model
-        int8 = {} if model.encoder.quantized is None else {"int8": model.encoder.quantized.digest}
-        return {"fingerprint": model.fingerprint(), "encoder": model.backbone.describe(), **int8}
 
     # From a frame to scores.
 
@@ -524,17 +498,13 @@ class CrossEncoder(Reranker, pt.Estimator):
         model, text = self._model, super().__repr__()
         if model is None:
             return text
-        if not self.is_external and model.encoder.quantized is not None and not model.source:
+        if model.source:
+            return saved.load_call(self, model)
+        if model.encoder.quantized is not None:
             return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
-        if not (model.trained or model.started):
-            return text
-        if not model.source:
+        if model.trained or model.started:
             return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
-        saved_arguments = model.saved_arguments
-        arguments = {name: value for name, value in arguments_of(self).items() if name not in HIDDEN}
-        changes = changed_names(self, arguments.keys() - saved_arguments.keys())
-        changes += [name for name, value in saved_arguments.items() if repr(arguments[name]) != value]
-        return f"{type(self).__name__}.load({', '.join([model.source, *(f'{n}={arguments[n]!r}' for n in changes)])})"
+        return text
 
     def __getstate__(self) -> dict[str, Any]:
         model = self._model
@@ -567,9 +537,9 @@ class CrossEncoder(Reranker, pt.Estimator):
     # Its arguments.
 
     @property
-    def is_external(self) -> bool:
-        """Whether an external scorer scores the windows: a served model, a function, a transformer."""
-        return isinstance(self.backbone, ExternalScorer)
+    def origin(self) -> Checkpoint | Scorer:
+        """The origin of the scores: a checkpoint, or a scorer without weights here."""
+        return origin_of(self)
 
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, its selection of windows and its last training."""
@@ -577,28 +547,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         return [*super().cited(), *trained]
 
     def _check_backbone(self) -> None:
-        """See the base class; an external scorer must suit the model's head, and arguments must have an effect."""
-        backbone = self.backbone
-        if not isinstance(backbone, ExternalScorer):
-            if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
-                raise ValueError(f"backbone={backbone!r} scores by itself: give it as ld.PairScorer(...)")
-            if str(backbone).startswith(("http://", "https://")):
-                raise ValueError("backbone is an address: give a served model as ld.ScoreServer(url)")
-            super()._check_backbone()
-            return
-        head = registered_heads().get(self.head_spec()[0])
-        if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
-            raise ValueError(
-                f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
-                f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
-            )
-        names = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
-        unused = [*changed_names(self, names), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
-        if unused:
-            raise ValueError(
-                f"{', '.join(sorted(unused))} would have no effect: {backbone!r} alone decides how a query and "
-                f"a window are read and scored"
-            )
+        self.origin.check()
 
     def check(self) -> None:
         """See the base class."""
@@ -615,9 +564,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def settings(self) -> Settings:
         """See the base class."""
-        layout = resolve_layout(self.layout)
-        settings = replace(super().settings(), layout=layout)
-        return replace(settings, device=CPU, dtype=torch.float32) if self.is_external else settings
+        return replace(super().settings(), layout=resolve_layout(self.layout))
 
     def weight_arguments(self) -> dict[str, Any]:
         """Return the arguments that the weights depend on, besides those of the head."""
@@ -633,23 +580,13 @@ class CrossEncoder(Reranker, pt.Estimator):
             if model is not None and model.trained:
                 *names, last = arguments
                 self._refuse_change(f"{', '.join(names)} or {last}")
-            return self._new_model(head, settings)
+            backbone, encoder = self.origin.load()
+            how = {"weight_arguments": arguments, "seed": self.seed, "encoder": encoder}
+            return Model.from_backbone(backbone, head, settings, **how)
         if model.head_spec != head and not exchange_head(model, head, self.seed):
             self._refuse_change("the aggregation")
         model.use(settings)
         return model
-
-    def _new_model(self, head: HeadSpec, settings: Settings) -> Model:
-        backbone: Any = self.backbone
-        encoder: Any = self.encoder_class
-        if isinstance(backbone, ExternalScorer):
-            encoder, warning = ExternalEncoder, backbone.warning()
-            if warning is not None:
-                warn_once(self, warning, TruncationWarning)
-        else:
-            backbone = self.load_backbone()
-        values = self.weight_arguments()
-        return Model.from_backbone(backbone, head, settings, weight_arguments=values, seed=self.seed, encoder=encoder)
 
     def _refuse_change(self, what: str) -> NoReturn:
         name = type(self).__name__
@@ -657,17 +594,9 @@ class CrossEncoder(Reranker, pt.Estimator):
             f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
         )
 
-    def refuse_external(self, what: str) -> None:
-        """Raise TypeError if the weights are not here."""
-        if self.is_external:
-            raise TypeError(f"{self!r} cannot be {what}: its weights are not here, but with {self.backbone!r}")
-
     def _refuse_quantized(self, what: str) -> None:
         if self._model is not None and self._model.encoder.quantized is not None:
             raise ValueError(f"{self!r} is quantized and cannot be {what}: take the model that it was made from")
-
-    def _weights_identity(self) -> Any:
-        return self.backbone.identity() if isinstance(self.backbone, ExternalScorer) else super()._weights_identity()
 
     @property
     def is_trained(self) -> bool:
@@ -739,7 +668,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries or judged documents
         were left out.
         """
-        self.refuse_external("trained")
+        self.origin.need_weights("trained")
         self._refuse_quantized("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
@@ -816,7 +745,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         check_type(Reranker, rule, other=other)
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
-                reranker.refuse_external("started from another model, nor another one from it")
+                reranker.origin.need_weights("started from another model, nor another one from it")
         self._refuse_quantized("started from another model")
         model, other_model = self.model, other.model
         if model.tokenizer.get_vocab() != other_model.tokenizer.get_vocab():
@@ -845,7 +774,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 too much.
             ImportError: without NNCF.
         """
-        self.refuse_external("quantized")
+        self.origin.need_weights("quantized")
         validated(candidates, self.text_field, self.text_loader, self)
         clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
@@ -887,8 +816,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             ValueError: for a backbone with remote code, whose code would be missing from the folder.
             TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
         """
-        saved.write(self, Path(folder))
-        self.note_source(str(folder))
+        saved.save(self, Path(folder))
 
     def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
         """Write a trained model as a small difference from its backbone.
@@ -901,10 +829,9 @@ class CrossEncoder(Reranker, pt.Estimator):
             upon: another adapter, on the hub or in this package, from which this model has gone on: only what its
                 encoder has changed since is written, and `load` needs both.
         """
-        self.refuse_external("saved")
+        self.origin.need_weights("saved")
         self._refuse_quantized("saved as an adapter")
-        untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
-        saved.write_adapter(self, untrained, Path(folder), upon)
+        saved.write_adapter(self, Path(folder), upon)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
@@ -923,23 +850,9 @@ class CrossEncoder(Reranker, pt.Estimator):
             ValueError: if it is no model that this package saved, if it is of another class, or if its own code is not
                 imported yet; the message names the module.
         """
-        folder, config, saved_class, arguments = saved.read(cls, CrossEncoder, name, revision, parameters)
-        replaced = WINDOW_ARGUMENTS if parameters.get("windows") is not None else ()
-        saved_arguments = {name: value for name, value in arguments.items() if name not in replaced}
-        reranker = saved_class(**{**saved_arguments, **parameters})
-        # With the saved arguments: the first transform compares them with the changed ones.
-        original = saved_class(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
-        reranker._model = original._model = saved.read_model(original, folder, config)
-        restore_training(reranker._model, folder, config)
-        original.note_source(str(name), revision)
+        reranker, model = saved.load(cls, CrossEncoder, name, revision, parameters)
+        reranker._model = model
         return reranker
-
-    def note_source(self, name: str, revision: str | None = None) -> None:
-        """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
-        model = self._model
-        if model is not None and model.trained:
-            model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
-            model.saved_arguments = saved.argument_reprs(self)
 
     def push_to_hub(
         self,
@@ -965,6 +878,4 @@ class CrossEncoder(Reranker, pt.Estimator):
             The model's address.
         """
         how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
-        address = saved.upload(self, repo_id, artifact=artifact, **how)
-        self.note_source(repo_id)
-        return address
+        return saved.upload(self, repo_id, artifact=artifact, **how)

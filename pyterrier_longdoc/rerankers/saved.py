@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pyterrier as pt
 
-from ..common.arguments import OF_THE_MODEL, arguments_of
+from ..common.arguments import OF_THE_MODEL, arguments_of, changed, changed_names
 from ..common.files import replacing_files
+from ..common.presentation import HIDDEN
 from ..common.registry import look_up
 from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout
@@ -27,10 +28,14 @@ from ..modelling.saved import (
     apply_adapter,
     load_model,
     read_config,
+    restore_training,
     save_model,
 )
 from ..modelling.templates import Template
 from ..modelling.windows import windows_from_config, windows_to_config
+
+WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
+"""Arguments that `windows=` replaces."""
 
 CALIBRATION = "calibration.json"
 """Beside the model whose scores it turns into probabilities."""
@@ -80,13 +85,6 @@ def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def argument_reprs(reranker: Any) -> dict[str, str]:
-    """Return the reprs of the arguments that are saved with a model."""
-    values = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
-    del values["trust_remote_code"]
-    return values
-
-
 def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibration: str | None = None) -> None:
     """Write a reranker into a folder, which is created if it does not exist.
 
@@ -97,7 +95,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
         ValueError: for a backbone with remote code, whose code would be missing from the folder.
         TypeError: for an external scorer, whose weights are not here.
     """
-    reranker.refuse_external("saved")
+    reranker.origin.need_weights("saved")
     if reranker.trust_remote_code:
         raise ValueError(
             "a model whose backbone runs remote code cannot be saved: this package does not store that code"
@@ -112,8 +110,33 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
         save_model(new, model, cls=type(reranker), parameters=parameters, adapter=adapter)
 
 
-def write_adapter(reranker: Any, untrained: Model, folder: Path, upon: str | None) -> None:
+def save(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
+    """Write a reranker into a folder, and remember that its weights are there."""
+    write(reranker, folder, calibration=calibration)
+    _note_source(reranker, reranker.model, str(folder))
+
+
+def _note_source(reranker: Any, model: Model, name: str, revision: str | None = None) -> None:
+    """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
+    if model.trained:
+        model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
+        values = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
+        del values["trust_remote_code"]
+        model.saved_arguments = values
+
+
+def load_call(reranker: Any, model: Model) -> str:
+    """Return the call of `load` that restores a saved model with its present arguments."""
+    arguments = {name: value for name, value in arguments_of(reranker).items() if name not in HIDDEN}
+    names = changed_names(reranker, arguments.keys() - model.saved_arguments.keys())
+    names += [name for name, value in model.saved_arguments.items() if repr(arguments[name]) != value]
+    changes = [f"{name}={arguments[name]!r}" for name in names]
+    return f"{type(reranker).__name__}.load({', '.join([model.source, *changes])})"
+
+
+def write_adapter(reranker: Any, folder: Path, upon: str | None) -> None:
     """Write a reranker as its difference from the same model before training; see `Adapter.of`."""
+    untrained = type(reranker)(**{**arguments_of(reranker), "device": "cpu"}).model
     write(reranker, folder, Adapter.of(reranker.model, untrained, upon=upon))
 
 
@@ -143,13 +166,15 @@ def upload(
         if artifact:  # made here, as `to_hf` with `private=` asks for a function that the hub's client no longer has
             api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
             pt.Artifact.load(folder).to_hf(repo_id)
-        return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+        address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+    _note_source(reranker, reranker.model, repo_id)
+    return address
 
 
-def read(
+def load(
     cls: Any, base_class: Any, name: str | Path, revision: str | None, changes: dict[str, Any]
-) -> tuple[Path, dict[str, Any], Any, dict[str, Any]]:
-    """Return a saved reranker's folder, configuration, class and constructor arguments, without those to be changed.
+) -> tuple[Any, Model]:
+    """Return a saved reranker with some arguments changed, and its model.
 
     `cls` is the class whose `load` was called, `base_class` that of all rerankers that can be saved.
     """
@@ -160,10 +185,20 @@ def read(
     preselect = arguments.pop("preselect", None)
     if preselect is not None and "preselect" not in changes:
         arguments["preselect"] = preselection_from_config(preselect, folder)
-    return folder, config, saved_class, arguments
+    replaced = WINDOW_ARGUMENTS if changes.get("windows") is not None else ()
+    kept = {name: value for name, value in arguments.items() if name not in replaced}
+    reranker = saved_class(**{**kept, **changes})
+    defaults = {f.name: f.default for f in fields(saved_class) if f.default is not MISSING}
+    trusted = {"device": "cpu", "trust_remote_code": reranker.trust_remote_code}
+    # The weights belong to the saved arguments: the first transform compares them with the changed ones.
+    with changed(reranker, **{**defaults, **arguments, **trusted}):
+        model = _read_model(reranker, folder, config)
+        restore_training(model, folder, config)
+        _note_source(reranker, model, str(name), revision)
+    return reranker, model
 
 
-def read_model(reranker: Any, folder: Path, config: dict[str, Any]) -> Model:
+def _read_model(reranker: Any, folder: Path, config: dict[str, Any]) -> Model:
     """Return the saved model of a reranker that has its saved arguments."""
     if "adapter" not in config:
         weight_arguments = reranker.weight_arguments()
