@@ -236,30 +236,22 @@ def _first_unloadable(loader: Any, rows: pd.DataFrame) -> Any:
 def strings(column: pd.Series, name: str) -> list[str]:
     """Return a column of strings; None and NaN are empty, halves of surrogate pairs become question marks.
 
-    In a column that is no object column, equal values become one string, so that a text of many rows is in memory once.
+    Equal values become one string, so that a text of many rows is in memory once.
     """
     check_text(column, name)
-    is_missing = column.isna()
-    if column.dtype == object:
-        return ["" if lacks else _valid(str(value)) for value, lacks in zip(column, is_missing, strict=True)]
-    text_of: dict[str, str] = {}
+    text_of = {"": ""}
     texts = []
     # One value at a time: a list of an Arrow column would be a copy of all of its text.
-    for value, lacks in zip(column, is_missing, strict=True):
+    for value, lacks in zip(column, column.isna(), strict=True):
         text = "" if lacks else str(value)
         if text not in text_of:
-            text_of[text] = _valid(text)
+            try:
+                text_of[text] = text
+                text.isascii() or text.encode()
+            except UnicodeEncodeError:  # tokenizers need valid Unicode, which cut JSON escapes are not
+                text_of[text] = text.encode("utf-8", "replace").decode("utf-8")
         texts.append(text_of[text])
     return texts
-
-
-def _valid(text: str) -> str:
-    """Return valid Unicode, which tokenizers need and cut JSON escapes are not."""
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode("utf-8")
-    return text
 
 
 def check_text(column: pd.Series, name: str) -> None:

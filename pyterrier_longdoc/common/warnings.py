@@ -60,18 +60,15 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
         cure = "put pt.rewrite.reset() after the query expansion, which gives the user's queries back"
         message = f"{name} reads Terrier's query language ({language[0].strip()!r}) as words: {cure}."
         warn_once(transformer, message, UserWarning)
-    lengths = [len(as_document(text).text) for text in set(texts)] if _may_be_cut(transformer, frame) else []
+    lengths = [len(as_document(text).text) for text in set(texts)]
     longest = max(lengths, default=0)
     if longest >= _SHORTEST_CUT and sum(length >= longest - 2 for length in lengths) >= 3:
-        cure = "index with a larger `meta` length, or load them from the dataset"
-        message = f"{name}: several texts end at character {longest:,}; {cure}"
-        warn_once(transformer, f"{message}. If you cut them yourself, nothing is wrong.", TruncationWarning)
-
-
-def _may_be_cut(transformer: Any, frame: pd.DataFrame) -> bool:
-    """Return whether whole documents come from an index of Terrier; passages may well be of equal length."""
-    is_terriers = "docid" in frame.columns or is_from_terrier(transformer.text_loader)
-    return is_terriers and not frame["docno"].astype(str).str.contains("%p", regex=False, na=False).any()
+        is_terriers = "docid" in frame.columns or is_from_terrier(transformer.text_loader)
+        has_passages = frame["docno"].astype(str).str.contains("%p", regex=False, na=False).any()
+        if is_terriers and not has_passages:  # passages may well be of equal length
+            cure = "index with a larger `meta` length, or load them from the dataset"
+            message = f"{name}: several texts end at character {longest:,}; {cure}"
+            warn_once(transformer, f"{message}. If you cut them yourself, nothing is wrong.", TruncationWarning)
 
 
 def count_empty(coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
@@ -90,7 +87,8 @@ def warn_of_empty(
     count_empty(coverage, frame, no_text)
     columns = ", ".join(map(repr, field_names(transformer.text_field)))
     missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}
-    for what in (what for what, rows in missing.items() if rows):
-        advice = "they are scored like all others (see .coverage): supply it, or leave them out"
-        message = f"{type(transformer).__name__}{task}: some rows have no {what}; {advice}."
-        warn_once(transformer, message, EmptyTextWarning)
+    for what, rows in missing.items():
+        if rows:
+            advice = "they are scored like all others (see .coverage): supply it, or leave them out"
+            message = f"{type(transformer).__name__}{task}: some rows have no {what}; {advice}."
+            warn_once(transformer, message, EmptyTextWarning)

@@ -38,7 +38,6 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.key import UserCodeError, digest, key
 from ..common.presentation import HIDDEN, Presented, changed_arguments, composed, described
 from ..common.progress import work_bar
 from ..common.servers import BackendError
@@ -609,24 +608,12 @@ class CrossEncoder(Reranker, pt.Estimator):
         if not model.ready:
             message = f"{type(self).__name__} has randomly initialised layers: its scores mean nothing before fit"
             warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
-        file = None if self.explain or self._validating else self.score_cache
-        scored_by = ""
+        if self.score_cache is not None and not self.explain and not self._validating:
+            return score_with_cache(self, model, queries, texts, bar)
         try:
-            scored_by = "" if file is None else key(self, without=("text_loader",))
-        except UserCodeError as error:
-            warn_once(self, f"score_cache={str(self.score_cache)!r} is not used: {error}.", UserWarning)
-            file = None
-        try:
-            if file is None:
-                return super().score(queries, texts, bar)
-            # Entries of the cache hold the account, too.
-            account = model.settings.windows_argument, model.settings.max_windows
-            return score_with_cache(file, model, digest([scored_by, account]), queries, texts, bar=bar)
+            return model.score(queries, texts, explain=self.explain, bar=bar)
         except BackendError as error:
-            if file is not None and Path(file).is_file():
-                kept = f"what was scored before is in {str(file)!r}: the same call goes on after it"
-                error.args = (f"{error}. {kept}",)
-            elif self.score_cache is None and not self.explain:
+            if self.score_cache is None and not self.explain:
                 error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
             raise
 

@@ -12,35 +12,32 @@ import numpy as np
 
 from ..common.coverage import Reading, Scored
 from ..common.frames import Text, as_document
+from ..common.key import UserCodeError, digest
+from ..common.key import key as key_of
+from ..common.servers import BackendError
 from ..common.store import Key, Store
+from ..common.warnings import warn_once
 from ..modelling.model import Model
 
 CACHE_FORMAT = 4
 """Part of every key; raise it when scores of the same weights and texts change."""
 
 
-def score_with_cache(
-    path: str | Path,
-    model: Model,
-    scored_by: str,
-    queries: Sequence[str],
-    texts: Sequence[Text],
-    *,
-    bar: Any = None,
-) -> Scored:
+def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts: Sequence[Text], bar: Any) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
-    The file holds hashes, no texts. The coverage counts stored pairs, too; the bar does not.
-
-    Args:
-        path: a file of scores; several processes may use it.
-        model: the model.
-        scored_by: the key of all that its scores depend on besides query and text.
-        queries: R queries.
-        texts: R texts.
-        bar: see `Model.score`.
+    The file holds hashes, no texts; several processes may use it. The coverage counts stored pairs, too; the bar does
+    not. A reranker with code of a user gets no stored scores.
     """
-    store, keys = Store(path), keys_of_pairs(scored_by, queries, texts)
+    path = reranker.score_cache
+    try:
+        scored_by = key_of(reranker, without=("text_loader",))
+    except UserCodeError as error:
+        warn_once(reranker, f"score_cache={str(path)!r} is not used: {error}.", UserWarning)
+        return model.score(queries, texts, bar=bar)
+    # Entries of the cache hold the account, too.
+    account = model.settings.windows_argument, model.settings.max_windows
+    store, keys = Store(path), keys_of_pairs(digest([scored_by, account]), queries, texts)
     entries: dict[Key, tuple[float, Reading]] = store.get_many(dict.fromkeys(keys), _read)
     new = [row for row, key in enumerate(keys) if key not in entries]
 
@@ -51,7 +48,13 @@ def score_with_cache(
             store.put_many({key: _stored(*entry) for key, entry in block.items()})
             entries.update(block)
 
-    fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
+    try:
+        fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
+    except BackendError as error:
+        if Path(path).is_file():
+            kept = f"what was scored before is in {str(path)!r}: the same call goes on after it"
+            error.args = (f"{error}. {kept}",)
+        raise
     coverage = model.new_coverage()
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
     coverage.windows_cut = fresh.windows_cut
