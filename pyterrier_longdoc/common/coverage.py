@@ -77,7 +77,7 @@ class Coverage:
         tokens_computed: `tokens_encoded` and the padding of batches and layouts.
         dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
         runtime: the library that computed the backbone, `"torch"` or `"openvino"`; None where there is no backbone.
-        rows: rows of the frame; in `fit` with a `text_loader`, the rows that were drawn.
+        rows: rows of the frame; in `fit` the rows that were drawn.
         rows_without_text: rows without text: None, NaN or no visible character in all text columns.
         rows_without_query: rows without a query.
         queries_empty: qids of rows without a query.
