@@ -783,7 +783,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def recipe(self) -> TrainingArgs:
         """The recipe of `fit`: `training` or the model's default, with the model's seed if it has none."""
         recipe = self.training or self.default_training()
-        return recipe if recipe.seed is not None else replace(recipe, seed=int(self.seed))
+        return recipe if recipe.seed is not None else recipe.with_seed(int(self.seed))
 
     # Copies: in memory, on disk, on the hub.
 

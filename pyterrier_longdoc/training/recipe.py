@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -185,6 +186,12 @@ class TrainingArgs(ShowsChanges):
         if len(rounds) > 1:
             raise ValueError(f"{name!r} has {len(rounds)} rounds: take training.recipes({name!r}) and fit_in_turn")
         return rounds[0]
+
+    def with_seed(self, seed: int) -> TrainingArgs:
+        """Return the same recipe with a seed."""
+        seeded = copy.copy(self)
+        object.__setattr__(seeded, "seed", seed)
+        return seeded
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-able values by name, without the arguments for checkpoints and trackers."""
