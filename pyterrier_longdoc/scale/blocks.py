@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,8 +16,9 @@ import pyterrier as pt
 
 from ..common.coverage import Coverage
 from ..common.files import file_digest, import_extra
-from ..common.frames import as_strings, check_columns, check_qids
-from ..common.runs import frame_digest, run_parts, stages_of
+from ..common.frames import as_strings, check_columns, check_qids, field_names, with_text
+from ..common.key import description
+from ..common.runs import frame_digest, run_parts, stages_of, substages
 
 BLOCK_ROWS = 100  # lost by a kill; the work of a worker at a time
 _MOST_BLOCKS = 10_000  # files in a folder
@@ -42,6 +45,105 @@ def transformed(transformer: pt.Transformer, frame: pd.DataFrame) -> tuple[pd.Da
     out = transformer.transform(frame)
     coverages = [getattr(stage, "coverage", None) for stage in stages_of(transformer)]
     return out, next((each for each in reversed(coverages) if isinstance(each, Coverage)), None)
+
+
+class SentTexts(pt.Transformer):
+    """Stands on a worker for a text loader that cannot be sent, and has the texts of one block's candidates.
+
+    Args:
+        loader: the description of the text loader; None if it has none.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.rows = pd.DataFrame({"qid": [], "docno": []})
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that are candidates of the block, with their texts."""
+        keys = [name for name in ("qid", "docno") if name in inp.columns]
+        others = [name for name in inp.columns if name in keys or name not in self.rows.columns]
+        return inp[others].merge(self.rows.drop_duplicates(keys).drop(columns={"qid"} - {*keys}), on=keys)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the loader's description."""
+        if self.loader is None:
+            raise ValueError("the text loader may change unnoticed")
+        return {"loader": self.loader}
+
+    def __repr__(self) -> str:
+        return "SentTexts(of the candidates alone)"
+
+
+def describe_or_problem(value: Any, _: None = None) -> tuple[Any, str]:
+    """Return the description of a pipeline or loader, or None and why there is none; may be called on a worker."""
+    try:
+        return description(value), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def is_picklable(value: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bool:
+    """Return whether another process can get it."""
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001 - whatever its `__reduce__` raises
+        return False
+    return True
+
+
+def loader_of(stage: pt.Transformer) -> Any:
+    """Return the `text_loader` of a model, None without one; indices have a method of this name."""
+    return vars(stage).get("text_loader") if hasattr(stage, "text_field") else None
+
+
+def map_elsewhere(
+    executor: Any, function: Callable[[Any, Any], Any], pipeline: pt.Transformer, items: Iterable[tuple[Any, Any]]
+) -> Iterator[tuple[Any, Any]]:
+    """Call `function(pipeline, block)` on the workers of an executor for each `(key, block)`; a block may be None.
+
+    Where a `text_loader` cannot be sent, the texts of a block are loaded here, when a worker is free for it.
+    """
+    can_send = getattr(executor, "can_send", is_picklable)
+    stages = {id(stage): stage for stage in stages_of(pipeline)}
+    models = {key: stage for key, stage in stages.items() if not can_send(loader_of(stage))}
+    if not models:
+        yield from executor.map(function, pipeline, items)
+        return
+    # Operators are copied, all other stages are the same, with their weights.
+    twins = {key: stage for key, stage in stages.items() if not list(substages(stage))}
+    for key, model in models.items():
+        twins[key] = twin = copy.copy(model)
+        vars(twin)["text_loader"] = SentTexts(describe_or_problem(loader_of(model))[0])
+    pipeline = copy.deepcopy(pipeline, dict(twins))
+
+    def with_texts() -> Iterator[tuple[Any, Any]]:
+        for key, block in items:
+            yield key, (function, block, [_texts(model, block) for model in models.values()])
+
+    yield from executor.map(_with_texts, pipeline, with_texts())
+
+
+def _texts(model: Any, block: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Return the text of each candidate; None if the block has it, or is None."""
+    fields = field_names(model.text_field)
+    if block is None or set(fields) <= set(block.columns):
+        return None
+    if "docno" not in block.columns:
+        raise TypeError(
+            f"the text_loader of {model!r} cannot be sent to workers, and texts are loaded here for candidates alone: "
+            f"put the retriever before what is distributed, e.g. bm25 >> ld.distributed(model, workers=2)"
+        )
+    return with_text(block, fields, loader_of(model))[["qid", "docno", *fields]].drop_duplicates(["qid", "docno"])
+
+
+def _with_texts(pipeline: pt.Transformer, item: tuple[Callable[[Any, Any], Any], Any, list[Any]]) -> Any:
+    """Call a function on a worker, where each `SentTexts` has got its texts."""
+    function, block, texts = item
+    loaders = {id(loader): loader for loader in map(loader_of, stages_of(pipeline)) if isinstance(loader, SentTexts)}
+    for loader, rows in zip(loaders.values(), texts, strict=True):
+        if rows is not None:
+            loader.rows = rows
+    return function(pipeline, block)
 
 
 def blocks_of(qids: pd.Series, block_rows: int) -> list[np.ndarray]:
@@ -188,10 +290,17 @@ def arrow(part: str = "") -> Any:
 
 
 def as_table(frame: pd.DataFrame) -> Any:
-    """Return the rows as an Arrow table, without index; refuse dictionaries: Arrow would merge their keys."""
+    """Return the rows as an Arrow table, without index; refuse dictionaries: Arrow would merge their keys.
+
+    Halves of surrogate pairs, which Arrow does not take, are question marks, as for the models.
+    """
     pa = arrow()
     terms = [name for name in frame.columns if name in _TERMS]
-    table = pa.Table.from_pandas(frame.drop(columns=terms), preserve_index=False)
+    plain = frame.drop(columns=terms)
+    try:
+        table = pa.Table.from_pandas(plain, preserve_index=False)
+    except UnicodeEncodeError:
+        table = pa.Table.from_pandas(_valid(plain), preserve_index=False)
     dictionaries = [field.name for field in table.schema if "struct<" in str(field.type)]
     if dictionaries:
         raise ValueError(f"dictionaries cannot be written: drop the columns {dictionaries}, or make them JSON")
@@ -200,6 +309,18 @@ def as_table(frame: pd.DataFrame) -> Any:
         term = pa.struct([(field, pa.type_for_alias(kind)) for field, kind in _TERMS[name].items()])
         table = table.add_column(frame.columns.get_loc(name), name, pa.array(rows, pa.list_(term)))
     return table
+
+
+def _valid(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with question marks for halves of surrogate pairs; refuse these in ids."""
+    columns = {}
+    for name in frame.columns[[dtype.kind == "O" for dtype in frame.dtypes]]:
+        values = frame[name].tolist()
+        valid = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
+        if name in ("qid", "docno") and valid != values:
+            raise ValueError(f"column {name!r} holds half of a surrogate pair, which cannot be written: rename it")
+        columns[name] = pd.Series(valid, index=frame.index, dtype=object)
+    return frame.assign(**columns)
 
 
 def as_frame(table: Any) -> pd.DataFrame:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..common.frames import as_strings, check_columns, numbers
 from ..common.key import digest, key
 from ..common.progress import counting
 from ..common.runs import run_lines
-from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_here, transformed
+from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
 
 _FORMAT = 4
 """Part of every manifest; raise it when the same job would give other files."""
@@ -59,7 +60,8 @@ def rerank_to_disk(
     A block is one query, or several until they have 100 rows (more where that would make more than 10,000 blocks).
     Blocks go through the pipeline one by one, and each finished block is a Parquet file. After a kill the same call
     continues: finished blocks stay, and the open one is scored anew (a model with `score_cache=` repeats only its last
-    two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`.
+    two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`. Halves
+    of surrogate pairs, which files cannot hold, are written as the question marks that models read.
 
     Args:
         pipeline: a reranker, or a pipeline that begins with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
@@ -202,7 +204,7 @@ def _write_blocks(
 ) -> Iterator[tuple[int, Coverage | None]]:
     """Write the results of each block, whose queries keep their order; yield its number and coverage."""
     opened: dict[int, list[str]] = {}
-    run, owner = map_here if executor is None else executor.map, f"the results of {pipeline!r}"
+    run, owner = map_here if executor is None else partial(map_elsewhere, executor), f"the results of {pipeline!r}"
 
     def opening() -> Iterator[tuple[int, pd.DataFrame]]:
         for number, frame in blocks:

@@ -21,12 +21,12 @@ import pyterrier as pt
 from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import import_extra
-from ..common.key import description
 from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
+from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
 from ..common.warnings import warn, warn_once
-from .blocks import BLOCK_ROWS, blocks_of, transformed
+from .blocks import BLOCK_ROWS, blocks_of, describe_or_problem, is_picklable, loader_of, map_elsewhere, transformed
 
 _PATIENCE = 60.0
 """Seconds without any worker before a warning."""
@@ -84,7 +84,11 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
             while idle and (task := next(tasks, None)) is not None:
                 actor, (key, item) = idle.pop(), task
                 # Ray would fetch `place` for each task if it were not in a list.
-                under_way[actor.work.remote(name, [place], function, item)] = actor, key
+                try:
+                    under_way[actor.work.remote(name, [place], function, item)] = actor, key
+                except TypeError as error:
+                    self._name_stage(item, error)
+                    raise
 
         try:
             while under_way or not idle:
@@ -109,6 +113,10 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         finally:
             for actor, _ in under_way.values():
                 self._dismiss(actor)
+
+    def can_send(self, value: Any) -> bool:
+        """Return whether workers can get it: Ray sends functions, too, but no Java objects."""
+        return is_picklable(value, _ray().cloudpickle.dumps)
 
     def close(self) -> None:
         """End the actors, which frees their GPUs; the next task starts new ones. Ray itself goes on."""
@@ -160,12 +168,23 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         try:
             pickle = _ray().cloudpickle.dumps(shared)
         except Exception as error:
-            cure = "if it reads texts from an index, put pt.text.get_text(index) before what is distributed"
-            raise TypeError(f"{shared!r} cannot be sent to workers: {cure} ({error})") from error
+            self._name_stage((shared,), error)
+            raise
         name = blake2b(pickle, digest_size=16).hexdigest()
         if name != self._sent[0]:
             self._sent = name, _ray().put(pickle)
         return self._sent
+
+    def _name_stage(self, values: Any, error: Exception) -> None:
+        """Raise the error of what cannot be sent with the name of the stage, if it is one of a pipeline."""
+        pipelines = [each for each in values if isinstance(each, pt.Transformer)] if isinstance(values, tuple) else []
+        stages = [stage for each in pipelines for stage in stages_of(each) if not self.can_send(stage)]
+        if not stages:
+            return
+        stage, owner, cure = stages[-1], "the stage", "if it loads texts, give the model text_loader= instead of it"
+        if not self.can_send(loader_of(stage)):
+            owner, cure = "the text_loader of", "put the texts into the frames instead"
+        raise TypeError(f"{owner} {stage!r} cannot be sent to workers: {cure} ({error})") from error
 
     def _dismiss(self, actor: Any) -> None:
         self._actors = [other for other in self._actors if other is not actor]
@@ -224,7 +243,7 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
         parts: dict[int, pd.DataFrame] = {}
         coverages = []
         with counting(repr(self), "row", len(inp), shown=self.verbose) as advance:
-            for number, (part, coverage) in self.executor.map(transformed, self.model, blocks):
+            for number, (part, coverage) in map_elsewhere(self.executor, transformed, self.model, blocks):
                 parts[number] = part
                 coverages += [] if coverage is None else [coverage]
                 advance(len(rows[number]))
@@ -233,7 +252,10 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
 
     def describe(self) -> dict[str, Any]:
         """Return the model's description on a worker, device and precision included."""
-        ((_, found),) = self.executor.map(_description, self.model, [(None, None)])
+        answers = map_elsewhere(self.executor, describe_or_problem, self.model, [(None, None)])
+        ((_, (found, problem)),) = answers
+        if problem:
+            raise ValueError(problem)
         return dict(found)
 
     @property
@@ -275,8 +297,8 @@ def distributed(
     Scores are those of `model.transform` up to the seventh digit, as other windows share a pass.
 
     Args:
-        model: a model or a pipeline. With a `text_loader`, workers load the texts themselves. What cannot be pickled,
-            as a Terrier index, cannot be sent: put `pt.text.get_text(index)` before it. Leave its `device` None.
+        model: a model or a pipeline. With a `text_loader`, workers load the texts themselves; if it cannot be sent, as
+            that of a Terrier index, texts are loaded here and sent with each block. Leave its `device` None.
         workers: as of `RayExecutor`.
         cpus_per_worker: as of `RayExecutor`.
         gpus_per_worker: as of `RayExecutor`.
@@ -298,10 +320,6 @@ def _in_order(out: pd.DataFrame, inp: pd.DataFrame, rows: np.ndarray) -> pd.Data
         return out.reset_index(drop=True)
     out = out.iloc[np.argsort(rows, kind="stable")]
     return out if out.index.equals(inp.index) else out.reset_index(drop=True)
-
-
-def _description(model: pt.Transformer, _: None) -> Any:
-    return description(model)
 
 
 def _ray() -> Any:

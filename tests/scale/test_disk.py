@@ -176,6 +176,12 @@ def test_features_come_back_as_arrays(tmp_path):
     assert all(isinstance(row, np.ndarray) for row in found["features"])
 
 
+def test_half_a_surrogate_pair_is_written_as_a_question_mark(tmp_path):
+    text = pd.Series(["cut \ud83d", "whole", None] * 100, dtype=object)
+    ld.rerank_to_disk(Digests(), WITH_QUERIES.assign(text=text), tmp_path / "out")
+    assert set(ld.merge_run(tmp_path / "out")["text"].dropna()) == {"cut ?", "whole"}
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
@@ -446,6 +452,7 @@ BAD = [
     ({"run": WITH_QUERIES}, ValueError, "topics="),
     ({"run": RUN.assign(tokens=[{"a": 1}] * 300)}, ValueError, "'tokens'"),
     ({"run": RUN.assign(tokens=[[{"a": 1}]] * 300)}, ValueError, "'tokens'"),
+    ({"run": RUN.assign(docno=pd.Series(["\ud83d"] * 300, dtype=object))}, ValueError, "'docno'"),
     ({"pipeline": len}, ValueError, "pipeline"),
     ({"pipeline": ld.MaxP("longdoc:minilm-l6")}, pt.validate.InputValidationError, "text"),
 ]

@@ -308,9 +308,73 @@ def test_a_worker_uses_as_many_threads_as_it_has_cores(cluster):
 # What cannot be sent.
 
 
-def test_a_pipeline_that_cannot_be_sent_is_named(executor, cross_encoder):
-    with pytest.raises(TypeError, match=r"Locked\(\).*get_text"):
-        executor.distributed(workers.Locked() >> systems.make("MaxP", cross_encoder))(candidates())
+@pytest.mark.parametrize("pipeline", [lambda stage, model: stage >> model, lambda stage, model: stage + model])
+def test_the_stage_that_cannot_be_sent_is_named(executor, pipeline, cross_encoder):
+    model = systems.make("MaxP", cross_encoder)
+    with pytest.raises(TypeError, match=r"Locked\(\).* text_loader="):
+        executor.distributed(pipeline(workers.Locked(), model))(candidates())
+
+
+@pytest.fixture
+def without_text() -> tuple[pd.DataFrame, workers.LockedStore]:
+    """Candidates, and what has their texts and cannot be sent."""
+    frame = candidates()
+    return frame.drop(columns="text"), workers.LockedStore(frame.drop_duplicates("docno"))
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
+def test_texts_of_a_loader_that_cannot_be_pickled_are_sent_with_the_block(executor, without_text, cross_encoder):
+    frame, store = without_text
+    model = systems.make("MaxP", cross_encoder, text_loader=store)
+    expected = model(frame)
+    store.rows.clear()
+    out = executor.distributed(model, block_rows=8)(frame)
+    pd.testing.assert_frame_equal(out, expected, check_exact=False, rtol=1e-5)
+    assert store.rows == [4, 4, 4]  # the documents of each block, once
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
+def test_each_model_gets_the_texts_of_its_own_loader(executor, without_text, cross_encoder):
+    frame, store = without_text
+    reversed_texts = workers.LockedStore(candidates().assign(text=lambda rows: rows["text"].str[::-1]))
+    model, other = (systems.make("MaxP", cross_encoder, text_loader=loader) for loader in (store, reversed_texts))
+    pipeline = model + other
+    scores = executor.distributed(pipeline, block_rows=8)(frame).set_index(["qid", "docno"])["score"]
+    expected = pipeline(frame).set_index(["qid", "docno"])["score"]
+    pd.testing.assert_series_equal(scores.sort_index(), expected.sort_index(), rtol=1e-5)
+    assert (model.text_loader, other.text_loader) == (store, reversed_texts)
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
+def test_rerank_to_disk_on_workers_has_the_texts_of_such_a_loader(
+    executor, without_text, cross_encoder, tmp_path, monkeypatch
+):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("pyterrier_longdoc.scale.blocks.BLOCK_ROWS", 4)
+    frame, store = without_text
+    model = systems.make("MaxP", cross_encoder, text_loader=store, device="cpu")
+    here, there = tmp_path / "here", tmp_path / "there"
+    ld.rerank_to_disk(model, frame, here)
+    ld.rerank_to_disk(model, frame, there, executor=executor)
+    pd.testing.assert_frame_equal(ld.merge_run(there), ld.merge_run(here), rtol=1e-6)
+
+
+def test_such_a_loader_after_a_retriever_on_the_workers_is_refused(executor, without_text):
+    frame, store = without_text
+    pipeline = pt.Transformer.from_df(frame) >> systems.make("MaxP", text_loader=store)
+    with pytest.raises(TypeError, match="retriever"):
+        executor.distributed(pipeline)(frame[["qid", "query"]].drop_duplicates())
+
+
+def test_a_training_on_workers_refuses_such_a_loader(executor, without_text, cross_encoder):
+    frame, store = without_text
+    qrels = frame[["qid", "docno"]].assign(label=1)
+
+    def make(seed: int) -> ld.MaxP:
+        return systems.make("MaxP", cross_encoder, text_loader=store, seed=seed)
+
+    with pytest.raises(TypeError, match="text_loader of MaxP"):
+        fit_seeds(make, [1], frame, qrels, executor=executor)
 
 
 @pytest.fixture
@@ -321,17 +385,17 @@ def of_terrier(terrier_index) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
-def test_texts_of_an_index_of_terrier_are_loaded_before_the_workers(executor, of_terrier, terrier_index):
-    model = systems.make("MaxP")
-    out = (pt.text.get_text(terrier_index) >> executor.distributed(model, block_rows=1))(of_terrier)
-    expected = (pt.text.get_text(terrier_index) >> model)(of_terrier)
-    pd.testing.assert_frame_equal(out, expected, check_exact=False, rtol=1e-5)
+def test_texts_of_an_index_of_terrier_are_sent_with_the_block(executor, of_terrier, terrier_index):
+    model = systems.make("MaxP", text_loader=terrier_index)
+    out = executor.distributed(model, block_rows=1)(of_terrier)
+    pd.testing.assert_frame_equal(out, model(of_terrier), check_exact=False, rtol=1e-5)
 
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
-def test_an_index_of_terrier_on_the_workers_is_refused(executor, of_terrier, terrier_index):
-    with pytest.raises(TypeError, match="get_text"):
-        executor.distributed(systems.make("MaxP", text_loader=terrier_index))(of_terrier)
+def test_a_text_loader_of_terrier_as_a_stage_is_refused_by_name(executor, of_terrier, terrier_index, tmp_path):
+    pipeline = pt.text.get_text(terrier_index) >> systems.make("MaxP")
+    with pytest.raises(TypeError, match=r"TextLoader.* text_loader="):
+        ld.rerank_to_disk(pipeline, of_terrier, tmp_path / "out", executor=executor)
 
 
 # Beside Java.

@@ -11,6 +11,8 @@ from signal import SIGKILL
 import pandas as pd
 import pyterrier as pt
 
+from . import tiny
+
 
 class Stub(pt.Transformer):
     """Scores by the number of the row's docno, and writes the queries that it has scored to a file for each process.
@@ -73,6 +75,26 @@ class Locked(pt.Transformer):
 
     def __repr__(self) -> str:
         return "Locked()"
+
+
+class LockedStore(tiny.Store):
+    """A dataset that cannot be pickled; notes the number of rows of each call."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        super().__init__(frame)
+        self.lock, self.rows = threading.Lock(), list[int]()
+
+    def text_loader(self, fields: str | list[str] = "*", *, verbose: bool = False) -> pt.Transformer:
+        loader = super().text_loader(fields)
+
+        def load(frame: pd.DataFrame) -> pd.DataFrame:
+            self.rows.append(len(frame))
+            return loader(frame)
+
+        return pt.apply.generic(load)
+
+    def __repr__(self) -> str:
+        return "LockedStore()"
 
 
 class FirstRows(pt.Transformer):
