@@ -198,6 +198,8 @@ def _drawable(judged: np.ndarray, positions: np.ndarray, key: str, args: Trainin
     """
     positive = judged >= args.min_label
     negative = ~positive
+    if args.unjudged == "skip":
+        negative &= ~np.isnan(judged)
     if args.max_negative_rank is not None:
         in_reach = positions < args.max_negative_rank
         negative &= in_reach | ~np.isnan(judged) if args.judged == "all" else in_reach

@@ -73,10 +73,11 @@ class TrainingArgs(ShowsChanges):
         negatives: how many.
         negative_pool: choose so many negatives of a query once, by the seed, and draw from these; None for all.
         max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
-        min_label: the lowest positive label; candidates with a lower one or without a label are negative.
+        min_label: the lowest positive label; lower ones, also those below 0, are negative.
         judged: judged documents to train on: `"retrieved"` ones, which leaves out queries without a relevant
             candidate; or `"all"`, whatever their rank, as in FlexNeuART: the model's `text_loader` supplies the text of
             documents that were not retrieved.
+        unjudged: candidates without a label are a `"negative"`, or left out, `"skip"`.
         augment: changes each training text, `(text, random.Random) -> text`, e.g. a rotation; a function of a module.
         teacher_field: the column with the teacher's scores, for losses that need one.
 
@@ -132,6 +133,7 @@ class TrainingArgs(ShowsChanges):
     max_negative_rank: int | None = argument(100, at_least=1)
     min_label: float = 1
     judged: str = argument("retrieved", choices=("retrieved", "all"))
+    unjudged: str = argument("negative", choices=("negative", "skip"))
     augment: Callable[[str, Random], str] | None = None
     teacher_field: str = "teacher_score"
     queries_per_step: int = argument(16, at_least=1)

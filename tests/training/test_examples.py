@@ -71,6 +71,7 @@ def test_labels():
         ({"min_label": 1.5}, (0.0, 0.0, 2.5, 0.0)),
         # Where 0 is positive, candidates without a label are below it.
         ({"min_label": 0}, (2.0, 0.0, 4.0, 0.0)),
+        ({"unjudged": "skip"}, (1.0, 0.0, 3.0)),
     ):
         (group,) = groups_of(RUN, judged, TrainingArgs(**changes))
         assert group.labels == labels
