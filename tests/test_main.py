@@ -90,7 +90,6 @@ def test_a_misspelt_option_costs_no_scores(tmp_path):
         assert scores.read_bytes() == b"hours of work"
 
 
-@pytest.mark.bytes
 def test_a_collection_of_ones_own(collection, tmp_path, capfd, recwarn, computed):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]

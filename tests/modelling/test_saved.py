@@ -467,7 +467,6 @@ def test_start_from_what_has_no_weights_to_give(results, tmp_path):
     np.testing.assert_array_equal(scores(model, results), before)
 
 
-@pytest.mark.bytes
 @pytest.mark.skipif(os.name != "posix", reason="files have no such modes")
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_files_have_the_mode_that_the_umask_leaves(umask, results, tmp_path):
@@ -511,7 +510,6 @@ def test_compress_holds_what_has_changed():
     assert (error.abs() <= everywhere.abs().amax(1, keepdim=True) / 254 + 1e-6).all()
 
 
-@pytest.mark.bytes
 @pytest.mark.parametrize(
     # TKL has no pre-trained layers, but for a table of words.
     "name",
@@ -530,7 +528,6 @@ def test_saved_as_a_difference(name, results, tmp_path):
         restored.apply_attributes(seed=7)(results)
 
 
-@pytest.mark.bytes
 def test_models_share_the_difference_of_their_encoder(results, tmp_path):
     first = make("MaxP", training=replace(LORA, lora=None)).fit(results, QRELS)
     first.save_adapter(tmp_path / "first")
@@ -574,7 +571,6 @@ def test_an_adapter_finds_the_one_beneath_it_from_any_folder(results, tmp_path, 
     np.testing.assert_allclose(scores(ld.MaxP.load(tmp_path / "second"), results), expected, atol=0.01)
 
 
-@pytest.mark.bytes
 def test_other_weights_underneath_are_refused(results, tmp_path):
     make("MaxP", training=LORA).fit(results, QRELS).save_adapter(tmp_path)
     parameters = json.loads((tmp_path / "config.json").read_text())["parameters"]

@@ -38,7 +38,6 @@ def saved(tmp_path) -> Path:
     return tmp_path / "saved"
 
 
-@pytest.mark.bytes
 def test_a_model_says_where_its_weights_come_from(cross_encoder, results, tmp_path):
     model = make("MaxP", cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-2}, margin=9.0))
     copied, untrained = model.apply_attributes(), repr(model)

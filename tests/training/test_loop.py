@@ -255,7 +255,6 @@ def test_a_student_learns_from_a_teacher_in_a_pipeline(cross_encoder):
     assert len(student.history) == 2
 
 
-@pytest.mark.bytes
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm", "LateIR"])
 def test_the_same_seed_gives_the_same_weights(name, cross_encoder):
     def state(seed: int) -> dict[str, torch.Tensor]:
@@ -452,7 +451,6 @@ def test_without_dropout_training_computes_what_inference_does(family, tmp_path)
     assert rates == {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
 
 
-@pytest.mark.bytes
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
 def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_encoder):
     plain = fitted(cross_encoder, name)

@@ -177,7 +177,6 @@ def test_transformer_keeps_rows_and_order(whole):
         folds(RUN.head(1).assign(qid="other"))
 
 
-@pytest.mark.bytes
 def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     before = maxp(RUN)["score"].tolist()
     with optimizer_steps(stop_at=STEPS + 3):
@@ -267,7 +266,6 @@ def test_bad_input(changes, named):
 # Seeds.
 
 
-@pytest.mark.bytes
 def test_seeds(plain_encoder, tmp_path):
     model = make("PARADE-transformer", plain_encoder, training=RECIPE)
     whole = fit_seeds(model, [0, 1], RUN, QRELS)

@@ -213,7 +213,6 @@ def test_finished_run_is_not_trained_again(tmp_path):
     assert found == [{"epoch": 1, "step": 1, "loss": 0.0}, *history]
 
 
-@pytest.mark.bytes
 @pytest.mark.parametrize(
     "changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"save_steps": 1}]
 )
