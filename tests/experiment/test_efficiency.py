@@ -66,6 +66,7 @@ def test_costs_are_those_of_the_reranker_after_warming_up(clock):
     assert table["peak GPU memory MB"].isna().all()
 
 
+@pytest.mark.usefixtures("tests_are_installed")
 def test_costs_stay_with_the_runs(clock, tmp_path):
     stage = Stage(clock, 0.001)
 
