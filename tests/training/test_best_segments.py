@@ -205,7 +205,7 @@ def test_killed_and_resumed(cross_encoder, tmp_path):
     assert steps == 0
     pd.testing.assert_frame_equal(again.iterations, whole.iterations)
     pd.testing.assert_frame_equal(again.selections[0], whole.selections[0])
-    with pytest.raises(ValueError, match="segments"):
+    with pytest.raises(ValueError, match="another training"):
         run(tmp_path, segments=Segments(min_words=2, max_words=6))
     for part in tmp_path.iterdir():
         (part / "finished.json").unlink()
