@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..common.arguments import argument, check_type
 from ..modelling.preselection import FOLDER, Preselection, WindowSelector
@@ -111,7 +112,7 @@ class CrossEncoderWindows(ModelWindows):
         model = self.model
         if not isinstance(model, CrossEncoder) or type(model).transform is not CrossEncoder.transform:
             raise ValueError(
-                f"CrossEncoderWindows: model={model!r} must be a reranker of query and text, FirstP(...) for instance"
+                f"{type(self).__name__}: model={model!r} must be a reranker of query and text, FirstP(...) for instance"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CrossEncoderWindows:
@@ -146,12 +147,22 @@ class WordEmbeddingWindows(CrossEncoderWindows):
         `ld.PARADE(preselect=ld.WordEmbeddingWindows(3, ld.MaxP.load("longdoc:maxp")))`.
     """
 
+    papers: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model.origin.need_weights("used for its word embeddings")
+
     def scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
     ) -> list[np.ndarray]:
         model = self.model.model
-        weights = model.encoder.backbone.get_input_embeddings().weight.detach().float().cpu().numpy()
-        vectors = weights / np.maximum(np.linalg.norm(weights, axis=1, keepdims=True), 1e-12)
+        weights = model.encoder.backbone.get_input_embeddings().weight.detach()
+
+        def directions(tokens: np.ndarray) -> np.ndarray:
+            vectors = weights[torch.from_numpy(tokens).long()].float()
+            return nn.functional.normalize(vectors, dim=1).cpu().numpy()
+
         distinct = list(dict.fromkeys(documents))
         # By the model's own tokenizer: the reranker that reads the windows may have another one.
         texts = tokenize(model.tokenizer, [document.text for document in distinct], offsets=True)
@@ -161,7 +172,7 @@ class WordEmbeddingWindows(CrossEncoderWindows):
         for query, document, windows in zip(queries, documents, spans, strict=True):
             text = text_of[document]
             tokens, positions = np.unique(text.ids, return_inverse=True)
-            similarity = (vectors[query_of[query]] @ vectors[tokens].T)[:, positions]  # (Q, L)
+            similarity = (directions(query_of[query]) @ directions(tokens).T)[:, positions]  # (Q, L)
             places = [text.tokens_before(document.characters(window)) for window in windows]
             best = np.stack([similarity[:, start:end].max(1, initial=-1.0) for start, end in places])  # (N, Q)
             count = (best > 1 - 1e-4).sum(0)  # windows with the token itself

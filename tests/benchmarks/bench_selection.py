@@ -113,11 +113,11 @@ def timed(model: Any, found: Any, rounds: int, *, indexed: bool) -> tuple[Any, f
 
 def gold(args: argparse.Namespace, model: Any) -> None:
     """Prints evidence@1 and @3 of selectors on dev questions, and nDCG@10 of the model over the windows they choose."""
+    import questions
     from ir_measures import nDCG
 
     import pyterrier_longdoc as ld
     from pyterrier_longdoc.modelling.tokens import tokenize
-    from tests.benchmarks import questions
 
     asked = questions.Questions(Path(args.gold), "dev", args.topics)
     rows = asked.placed[["qid", "docno"]].drop_duplicates().merge(asked.topics, on="qid")

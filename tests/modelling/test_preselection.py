@@ -320,6 +320,7 @@ def _weights(model):
         (lambda: ld.EmbeddingWindows(3, ld.FirstP("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.BiEncoder("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.Birch("m")), "Birch"),
+        (lambda: ld.WordEmbeddingWindows(3, ld.BiEncoder("m")), "WordEmbeddingWindows: model="),
         (lambda: ld.KeyBlocks("bm25"), "selector='bm25'"),
         (lambda: ld.MaxP("m", preselect="bm25"), "preselect='bm25'"),
         (lambda: ld.FirstP("m", preselect=ld.BM25Windows(3)), "KeyBlocks"),
@@ -332,6 +333,16 @@ def _weights(model):
 def test_bad_arguments(make_bad, name):
     with pytest.raises(ValueError, match=name):
         make_bad()
+
+
+def test_a_served_model_has_no_word_embeddings():
+    with pytest.raises(TypeError, match="word embeddings"):
+        ld.WordEmbeddingWindows(3, ld.MaxP(ld.ScoreServer("http://127.0.0.1:9")))
+
+
+def test_word_embeddings_name_no_paper_of_another_selector():
+    model = ld.MaxP("m")
+    assert ld.WordEmbeddingWindows(3, model).cited() == model.cited()
 
 
 def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):

@@ -136,9 +136,9 @@ def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tup
         )
     # Dropout does nothing when a model scores; heads have their own for training.
     layers = [layer for layer in layers if type(layer).__name__ != "Dropout"]
-    steps = steps_of(name, layers, pooling.embedding_dimension)
+    before = steps_of(name, layers[:-1], pooling.embedding_dimension)
     fields = [getattr(layer, "module_output_name", VECTOR) for layer in layers]
-    last = steps.description[-1] if layers else {}
+    last = _step(name, layers[-1], VECTOR) if layers else {}
     is_linear = last.get("activation") == "Identity" and not last["residual"]
     if not is_linear or fields[-1] != "scores" or set(fields[:-1]) - {VECTOR}:
         raise ValueError(
@@ -146,8 +146,7 @@ def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tup
             f"use_residual) of the scores, and all before it must give {VECTOR!r}: it ends in {last}, and its "
             f"module_output_name are {fields}"
         )
-    before = steps_of(name, layers[:-1], pooling.embedding_dimension)
-    return before, steps[-1].linear, _POOLINGS[pooling.pooling_mode]  # type: ignore[return-value]
+    return before, layers[-1].linear.float(), _POOLINGS[pooling.pooling_mode]
 
 
 def steps_of(name: str, modules: Sequence[Any], width: int, field: str = VECTOR) -> RepresentationSteps:
