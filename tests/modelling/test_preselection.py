@@ -342,7 +342,7 @@ def test_a_served_model_has_no_word_embeddings():
 
 def test_word_embeddings_name_no_paper_of_another_selector():
     model = ld.MaxP("m")
-    assert ld.WordEmbeddingWindows(3, model).cited() == model.cited()
+    assert ld.WordEmbeddingWindows(3, model).cited() == ["busolin-2025-efficient", *model.cited()]
 
 
 def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):
