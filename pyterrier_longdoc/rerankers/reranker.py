@@ -498,10 +498,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         if model is None:
             return text
         if model.source:
-            return saved.load_call(self, model)
+            text = saved.load_call(self, model)
         if model.encoder.quantized is not None:
             return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
-        if model.trained or model.started:
+        if (model.trained or model.started) and not model.source:
             return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
         return text
 

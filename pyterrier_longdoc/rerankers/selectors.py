@@ -134,7 +134,8 @@ class WordEmbeddingWindows(CrossEncoderWindows):
 
     No layer of the cross-encoder is computed: its input embeddings are compared. A window's score is the sum over the
     query's tokens of the cosine similarity to the most similar token of the window, each weighted by
-    `ln(1 + (N - n + 0.5) / (n + 0.5))` for a token that occurs in n of the document's N windows. Titles do not count.
+    `ln(1 + (N - n + 0.5) / (n + 0.5))` for a token that occurs in n of the document's N windows. Unlike the
+    other selectors with a model, it does not read titles.
     SEE (Busolin et al., SIGIR 2025) drops whole documents by the similarity of input embeddings to the query's; this
     class applies the idea to windows. The score is ours: on the development questions it found more gold text than
     cosines of mean embeddings, and than sums without weights.

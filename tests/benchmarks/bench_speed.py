@@ -17,7 +17,8 @@ note.
 
 Columns: `first s`, seconds from the constructor to the score of one document, with export and quantization; `peak`, the
 share of the machine's matrix peak at this precision that the encoder reaches. The peak is that of the fastest of torch,
-numpy and OpenVINO. `tau` (Kendall's, mean over topics) compares with `torch`. `truncated` counts the windows (`st`) or
+numpy and OpenVINO. `error` (the largest difference of a score, in standard deviations of all scores) and `tau`
+(Kendall's, mean over topics) compare with `torch`. `truncated` counts the windows (`st`) or
 documents that were not read to the end. `MB` (with `--memory`) is the peak of a process that scores with this setting
 alone. Needs the extras `demo` and `openvino`, sentence-transformers, and for `st-onnx...` onnx and onnxruntime.
 """
@@ -322,6 +323,7 @@ def table(
                 "to best st": round(min(rivals) / best, 2) if rivals else "",
                 "peak": f"{speeds[setting.precision] / best:.0%}" if setting.precision in speeds else "",
                 "first s": round(setting.first, 1),
+                "error": f"{np.abs(setting.scores - base.scores).max() / base.scores.std():.1e}",
                 "tau": round(tau(frame, setting.scores, base.scores), 3),
                 "nDCG@10": round(ndcg(frame, setting.scores, qrels), 4),
                 "truncated": setting.truncated(),

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
     python tests/benchmarks/evaluate_questions.py score FOLDER FOLDER/round1 STATE.safetensors
-    python tests/benchmarks/evaluate_questions.py table FOLDER maxp maxsim maxp,maxsim
-    python tests/benchmarks/evaluate_questions.py goals FOLDER maxp maxp,maxsim [--against parade-attn]
+    python tests/benchmarks/evaluate_questions.py table FOLDER maxp+best3 maxsim+best3 maxp+best3,maxsim+best3
+    python tests/benchmarks/evaluate_questions.py goals FOLDER maxp+best3,maxsim+best3 [--against parade-attn+best3]
 
 `candidates` writes BM25's first 20 for up to 200 questions of each dev split, or 500 of a test split: documents where
 BM25 leaves something to do on dev, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
@@ -209,7 +209,7 @@ def model_of(name: str, kind: str, *, titles: bool, best: int, dtype: str = "bfl
     if kind == "passages":
         reading: dict[str, Any] = {"window_size": 256, "stride": 256, "max_doc_len": 256}
     else:
-        reading = {**WINDOWS, "max_doc_len": None, "preselect": ld.BM25Windows(best)}
+        reading = {**WINDOWS, "max_doc_len": None, "preselect": ld.BM25Windows(best) if best else None}
     arguments = {**reading, **fields, "dtype": dtype}
     if not name.endswith(".safetensors"):
         return ld.CrossEncoder.load(name, **arguments)
@@ -228,20 +228,22 @@ def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
     target.mkdir(exist_ok=True)
     for name in names:
         short = Path(name).name.removesuffix(".safetensors").replace("longdoc:", "")
-        short += ("+titles" if args.titles else "") + (f"+best{args.best}" if args.best != 3 else "")
+        short += ("+titles" if args.titles else "") + (f"+best{args.best}" if args.best else "+all")
         for collection, frame in read(folder, args.split, all_kinds=bool(args.only)).items():
             file = target / f"{args.split}-{collection}-{short}.csv"
             if file.is_file() or (args.only and collection not in args.only):
                 continue
             own = sampled(frame, args.questions)
-            begin = time.perf_counter()
+            begin = time.process_time()
             model = model_of(name, frame["kind"].iloc[0], titles=args.titles, best=args.best, dtype=args.dtype)
             out = model(own.drop(columns=["score", "rank"]))
             with replacing(file) as whole:
                 out[["qid", "docno", "score"]].to_csv(whole, index=False)
-            took = time.perf_counter() - begin
+            took, questions = time.process_time() - begin, own["qid"].nunique()
             bm25, alone = mean_of(own), mean_of(own, out["score"])
-            print(f"{short} {collection}: {alone} (BM25 {bm25}) on {own['qid'].nunique()}, {took:.0f} s", flush=True)
+            print(
+                f"{short} {collection}: {alone} (BM25 {bm25}) on {questions}, {took / questions:.1f} CPU s each", flush=True
+            )
 
 
 def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
@@ -355,7 +357,7 @@ def main() -> None:
     second.add_argument("models", nargs="+")
     second.add_argument("--titles", action="store_true", help="read the title with each window")
     second.add_argument("--dtype", default="bfloat16")
-    second.add_argument("--best", type=int, default=3, help="windows of a document that are read")
+    second.add_argument("--best", type=int, default=3, help="windows of a document that are read; 0 for all")
     second.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
     fourth = commands.add_parser("evidence")
     fourth.add_argument("folder", type=Path)

@@ -127,5 +127,5 @@ def test_files_of_scores_are_whole_or_not_there(tmp_path, monkeypatch):
     assert list((tmp_path / "scores").iterdir()) == []
     monkeypatch.setattr(evaluate_questions, "model_of", lambda *_, **__: lambda own: own.assign(score=2.0))
     evaluate_questions.score(tmp_path, ["m"], args)
-    assert [file.name for file in (tmp_path / "scores").iterdir()] == ["dev-docstrings-documents-m.csv"]
-    assert list(evaluate_questions.scored(tmp_path, "dev", ["m"], [])) == ["docstrings-documents"]
+    assert [file.name for file in (tmp_path / "scores").iterdir()] == ["dev-docstrings-documents-m+best3.csv"]
+    assert list(evaluate_questions.scored(tmp_path, "dev", ["m+best3"], [])) == ["docstrings-documents"]

@@ -96,6 +96,7 @@ def test_saved_and_loaded(int8, candidates, tmp_path):
     loaded = ld.MaxP.load(tmp_path)
     np.testing.assert_allclose(scores(loaded, candidates), scores(int8, candidates), atol=1e-5)
     assert loaded.coverage.dtype == "int8"
+    assert "int8" in repr(loaded)
 
 
 def test_a_model_that_is_saved_in_its_place_removes_its_files(int8, folder, tmp_path):

@@ -228,3 +228,31 @@ def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, c
     models = [make(name, plain_encoder) for name in ("BiEncoder-max", "BiEncoder-avg")]
     assert [runtime_of(model, results) for model in models] == ["openvino"] * 2
     assert len(exports) == 1
+
+
+SELECTORS = {
+    "EmbeddingWindows": lambda: ld.EmbeddingWindows(1, make("BiEncoder-max")),
+    "MaxSimWindows": lambda: ld.MaxSimWindows(1, make("MaxSim")),
+    "CrossEncoderWindows": lambda: ld.CrossEncoderWindows(1, ld.FirstP(tiny.encoder())),
+}
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_openvino_is_chosen_for_the_model_of_a_selector(selector, cross_encoder, results, can_export, exports):
+    ld.MaxP(cross_encoder, preselect=SELECTORS[selector](), runtime="torch", **SLIDING)(results)
+    assert len(exports) == 1
+
+
+def test_openvino_is_chosen_for_a_calibrated_model(cross_encoder, results, can_export, exports, monkeypatch):
+    monkeypatch.setattr("pyterrier_longdoc.rerankers.calibrated.FEWEST", 2)
+    model = ld.MaxP(cross_encoder, **SLIDING)
+    ld.Calibrated(model).fit(results, QRELS)(results)
+    assert model.coverage.runtime == "openvino"
+    assert len(exports) == 1
+
+
+def test_openvino_is_chosen_for_jobs_on_disk(cross_encoder, results, can_export, tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = results.assign(text=results["text"].fillna(""))
+    work = ld.rerank_to_disk(ld.MaxP(cross_encoder, **SLIDING), frame, tmp_path / "job")
+    assert work.coverage.runtime == "openvino"
