@@ -21,6 +21,7 @@ from ..modelling.model import Model
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
 from ..training import TrainingArgs
+from .export import export_vectors
 from .models import SeparateReranker
 from .selectors import CrossEncoderWindows
 
@@ -118,6 +119,21 @@ class MaxSim(SeparateReranker):
             return super().score(queries, texts, bar)
         finally:
             STORE.reset(token)  # whoever uses the model without this class has exact vectors
+
+    def export(self, folder: str | Path) -> None:
+        """Write a standard checkpoint: a `MultiVectorEncoder` of sentence-transformers 6.2 or later.
+
+        Its similarity of a query and a passage is the score of a document of one window. `token_pooling` is exported,
+        windows and `vector_cache` are not.
+
+        Args:
+            folder: a new or an empty folder.
+
+        Raises:
+            ValueError: for a model whose projection was not trained, or for a folder that is not empty.
+            ImportError: without sentence-transformers.
+        """
+        export_vectors(self, Path(folder))
 
     def _explanation_columns(
         self, explanations: list[Explanation], texts: Sequence[Text]

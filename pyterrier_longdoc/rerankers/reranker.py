@@ -71,6 +71,7 @@ from ..training.queries import check_validation
 from ..training.recipe import papers_of_recipe
 from ..training.resume import STATE_FILE, is_first_process
 from . import saved
+from .export import export_classifier
 from .origins import Checkpoint, Scorer, origin_of
 from .score_cache import score_with_cache
 
@@ -820,6 +821,24 @@ class CrossEncoder(Reranker, pt.Estimator):
         self._refuse_quantized("saved as an adapter")
         saved.write_adapter(self, Path(folder), upon)
 
+    def export(self, folder: str | Path) -> None:
+        """Write a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
+
+        transformers (`AutoModelForSequenceClassification`), the `CrossEncoder` of sentence-transformers and servers of
+        such models load it, and so does this class, as its backbone. FirstP, MaxP, SumP, AvgP, KMaxP and SoftMaxP can
+        be exported. Windows and the truncation of queries are not part of the checkpoint; its model card names them.
+        The classifier of a BERT or RoBERTa that was trained without one gets a layer that changes nothing: its tanh is
+        computed where it is linear, to an error of 1e-5.
+
+        Args:
+            folder: a new or an empty folder.
+
+        Raises:
+            ValueError: for a model that this format cannot express; the message says why.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+        """
+        export_classifier(self, Path(folder))
+
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
         """Restore a model that `save` or `push_to_hub` wrote.
@@ -850,6 +869,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         datasets: Sequence[str] | None = None,
         commit_message: str = "Upload model",
         artifact: bool = False,
+        format: str = "longdoc",
     ) -> str:
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
 
@@ -860,9 +880,12 @@ class CrossEncoder(Reranker, pt.Estimator):
             datasets: what it was trained on, for the card, e.g. `["irds/msmarco-document"]`.
             commit_message: of the upload.
             artifact: also write it to the data set of this name, where `pt.Artifact.from_hf(repo_id)` looks for it.
+            format: `"longdoc"`, as `save` writes it, or `"standard"`, as `export` does.
 
         Returns:
             The model's address.
         """
+        if format not in ("longdoc", "standard") or (artifact and format == "standard"):
+            raise ValueError(f"format={format!r} must be 'longdoc', or 'standard' without artifact=True")
         how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
-        return saved.upload(self, repo_id, artifact=artifact, **how)
+        return saved.upload(self, repo_id, artifact=artifact, export=format == "standard", **how)

@@ -149,25 +149,31 @@ def upload(
     license: str | None,
     datasets: Sequence[str] | None,
     artifact: bool,
+    export: bool,
 ) -> str:
-    """Write a reranker to the Hugging Face hub, with a card of its own, perhaps as an artifact; return its address."""
+    """Write a reranker to the Hugging Face hub, perhaps as an artifact or a standard checkpoint; return its address."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as folder:
-        write(reranker, Path(folder))
+        if export:
+            reranker.export(folder)
+        else:
+            write(reranker, Path(folder))
         file = Path(folder, "README.md")
         card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8"))
         card.data["license"], card.data["datasets"] = license, datasets and list(datasets)
         card.text = card.text.replace(ITS_NAME, repo_id)
-        card.text += "" if reranker.trained_on is None else f"\nTraining data: {reranker.trained_on}.\n"
+        if reranker.trained_on is not None and not export:
+            card.text += f"\nTraining data: {reranker.trained_on}.\n"
         file.write_text(str(card), encoding="utf-8")
         api.create_repo(repo_id, private=private, exist_ok=True)
         if artifact:  # made here, as `to_hf` with `private=` asks for a function that the hub's client no longer has
             api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
             pt.Artifact.load(folder).to_hf(repo_id)
         address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
-    _note_source(reranker, reranker.model, repo_id)
+    if not export:
+        _note_source(reranker, reranker.model, repo_id)
     return address
 
 

@@ -1,0 +1,211 @@
+"""Trained models as standard checkpoints, which other libraries load without this package."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from ..common.packaged import ENCODER
+from ..modelling.backbones.architectures import InputRules, quiet
+from ..modelling.backbones.classifiers import CLASSIFIERS, take_apart
+from ..modelling.backbones.load import values_of
+from ..modelling.backbones.modules import TOKENS, library
+from ..modelling.backbones.steps import RepresentationSteps
+from ..modelling.layout import InputLayout, resolve_layout
+from ..modelling.saved import ITS_NAME
+
+_TANH = ("bert", "camembert", "roberta", "xlm-roberta")
+"""Families whose classifier computes `final(tanh(dense(x)))` of the first token's state x."""
+
+_SMALL = 2.0**-12
+"""For such a small t, `tanh(t x) / t` is x to float32 precision: an error of x^3 t^2 / 3."""
+
+_CLASSIFIER_CARD = """# {name}
+
+A cross-encoder that scores a query and a passage. Its one output is a logit: the higher, the more relevant.
+
+```python
+from sentence_transformers import CrossEncoder
+
+scores = CrossEncoder("{its_name}").predict([("a query", "a passage")])
+```
+
+It was trained as `{name}` of pyterrier_longdoc, which scores a long document by its passages:
+
+```python
+import pyterrier_longdoc as ld
+
+reranker = ld.{name}("{its_name}"{arguments})
+```
+
+Queries are not truncated by this checkpoint; pyterrier_longdoc read at most {query} tokens of them in training.
+"""
+
+_VECTORS_CARD = """# {name}
+
+A late-interaction model: each token of a query is compared with each token of a passage.
+
+```python
+from sentence_transformers import MultiVectorEncoder
+
+model = MultiVectorEncoder("{its_name}")
+scores = model.similarity(model.encode_query(["a query"]), model.encode_document(["a passage"]))
+```
+
+For long documents, read in windows:
+
+```python
+import pyterrier_longdoc as ld
+
+reranker = ld.MaxSim("{its_name}"{arguments})
+```
+"""
+
+
+def check_exportable(reranker: Any, folder: Path) -> None:
+    """Raise an error for a model without weights here, or a folder that is not empty."""
+    reranker.origin.need_weights("exported")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
+    if not reranker.model.ready:
+        raise ValueError(f"{reranker!r} has random weights: train it before you export it")
+
+
+def export_classifier(reranker: Any, folder: Path) -> None:
+    """Write a reranker as a checkpoint of `AutoModelForSequenceClassification`; see `CrossEncoder.export`."""
+    check_exportable(reranker, folder)
+    why = _obstacle(reranker)
+    if why:
+        raise ValueError(f"{type(reranker).__name__} cannot be exported as a sequence classifier: {why}")
+    with quiet():
+        _classifier(reranker.model).save_pretrained(folder)
+    _finish(reranker, folder, _CLASSIFIER_CARD)
+
+
+def _obstacle(reranker: Any) -> str:
+    """Return what a sequence classifier cannot express of a model; "" if nothing."""
+    model, backbone = reranker.model, reranker.model.backbone
+    head, family, step = type(model.head).__name__, backbone.family, backbone.representation
+    if not model.head.from_scores:
+        return f"{head} combines vectors of several windows, and a classifier scores one window"
+    if backbone.template is not None or backbone.options.prompt:
+        return "the words that a template or prompt puts around query and text would be missing"
+    if resolve_layout(reranker.layout) != InputLayout():
+        return f"layout={reranker.layout!r} is not the layout of the tokenizer"
+    if family not in CLASSIFIERS or type(backbone.rules) is not InputRules or reranker.trust_remote_code:
+        return f"its backbone ({family}) needs more than a plain classifier of transformers"
+    if isinstance(step, RepresentationSteps):
+        return "its checkpoint consists of modules of sentence-transformers"
+    if model.encoder.quantized is not None:
+        return "it is quantized; export the model that it was made from"
+    if step is None and not (backbone.pooling == "cls" and family in _TANH):
+        return f"{family} has another classification head than a layer on its state with pooling={backbone.pooling!r}"
+    return ""
+
+
+@torch.no_grad()
+def _classifier(model: Any) -> Any:
+    """Return a classifier of transformers with the weights of a model."""
+    backbone, encoder, final = model.backbone, model.encoder, model.head.final
+    values = values_of(backbone.model.config)
+    labels = ("id2label", "label2id", "num_labels", "architectures")  # of the backbone's own checkpoint
+    values = {name: value for name, value in values.items() if name not in labels}
+    config = AutoConfig.for_model(values.pop("model_type"), **values, num_labels=1)
+    config.dtype = torch.float32
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    config = classifier.config
+    config.architectures = [type(classifier).__name__]
+    # Without it a CrossEncoder applies a sigmoid to a single label.
+    config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    pooler = getattr(classifier.base_model, "pooler", None)
+    parts: Any = take_apart(classifier)
+    parts.encoder.load_state_dict(encoder.backbone.state_dict())
+    parts.final.load_state_dict(final.state_dict())
+    if backbone.representation is not None:
+        parts.representation.load_state_dict(encoder.representation.state_dict())
+    else:
+        nn.init.eye_(parts.representation.dense.weight).mul_(_SMALL)
+        nn.init.zeros_(parts.representation.dense.bias)
+        parts.final.weight.div_(_SMALL)
+    if isinstance(pooler, nn.Module):
+        classifier.base_model.pooler = pooler  # which `take_apart` has removed
+    return classifier.eval()
+
+
+def export_vectors(reranker: Any, folder: Path) -> None:
+    """Write a late-interaction model as a checkpoint of sentence-transformers; see `MaxSim.export`."""
+    check_exportable(reranker, folder)
+    library(str(folder))
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+
+    model, encoder = reranker.model, reranker.model.encoder
+    how, words = encoder.how, model.tokenizer.convert_ids_to_tokens
+    reading: dict[str, Any] = {"document_length": how.document_length, "query_length": how.query_length}
+    if how.expand_to:
+        strategy = "fixed" if how.query_length == how.expand_to else "min"
+        filler = {"token": words(how.expand_with), "length": how.expand_to, "attend": how.attends}
+        reading["query_expansion"] = {"strategy": strategy, **filler}
+    tokens: dict[str, Any] = {"module_input_name": TOKENS}
+    with quiet(), tempfile.TemporaryDirectory() as backbone:
+        encoder.backbone.save_pretrained(backbone)
+        model.tokenizer.save_pretrained(backbone)
+        modules: list[Any] = [Transformer(backbone, **reading)]
+        for step, layer in zip(encoder.representation.description, encoder.representation, strict=True):
+            activation = layer.activation
+            shape = {"bias": step["bias"], "activation_function": activation, "use_residual": step["residual"]}
+            modules.append(Dense(step["inputs"], step["outputs"], **shape, **tokens))
+            modules[-1].load_state_dict(layer.state_dict())
+        if how.skipped or how.expand_to:
+            modules.append(MultiVectorMask(list(map(words, how.skipped)), skiplist_tasks=list(how.skips_in)))
+        if how.normalize:
+            modules.append(Normalize(**tokens))
+        if how.pooling > 1:
+            pooling: dict[str, Any] = {
+                "num_protected_tokens": how.protected,
+                "normalize_embeddings": how.pooling_normalizes,
+            }
+            modules.append(HierarchicalTokenPooling(how.pooling, **pooling))
+        MultiVectorEncoder(
+            modules=modules,
+            prompts={"query": how.query_prefix, "document": how.document_prefix},
+            similarity_fn_name="meanmaxsim" if how.mean else "maxsim",
+            device="cpu",
+        ).save_pretrained(str(folder), create_model_card=False)
+    _finish(reranker, folder, _VECTORS_CARD)
+
+
+def _finish(reranker: Any, folder: Path, card: str) -> None:
+    """Write the tokenizer and the model card."""
+    model = reranker.model
+    longest = model.backbone.longest_input
+    model.tokenizer.save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"
+    values = json.loads(settings.read_text(encoding="utf-8"))
+    if longest is not None:
+        values["model_max_length"] = min(longest, values.get("model_max_length") or longest)
+        settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    base = str(reranker.backbone)
+    base = {ENCODER: "sentence-transformers/all-MiniLM-L6-v2"}.get(base, base)
+    front = ["library_name: sentence-transformers", "pipeline_tag: text-ranking"]
+    front += [] if Path(base).exists() else [f"base_model: {base}"]
+    named = {name: getattr(reranker, name) for name in ("window_size", "stride") if getattr(reranker, name, None)}
+    text = card.format(
+        name=type(reranker).__name__,
+        its_name=ITS_NAME,
+        arguments="".join(f", {name}={value}" for name, value in named.items()),
+        query=reranker.max_query_len,
+    )
+    training = "" if reranker.trained_on is None else f"\nTraining data: {reranker.trained_on}.\n"
+    validated = [row["validation"] for row in model.history if row.get("validation") is not None]
+    if validated:
+        training += f"\nValidation: {(model.recipe or {}).get('metric')} {max(validated):.4f}.\n"
+    header = "\n".join(["---", *front, "---", ""])
+    (folder / "README.md").write_text(header + text + training, encoding="utf-8")

@@ -1,0 +1,202 @@
+"""Exported models: other libraries compute the same scores, and what a format cannot express is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import pyterrier_longdoc as ld
+
+from ..support import tiny, tiny_long
+from ..support.systems import QRELS, QUIET, make, scores
+
+pytestmark = QUIET
+
+QUERIES = ["old dog", "snow in the city", "walk"]
+TEXTS = ["the cat and the dog walk", "snow", "the old tree in the rain of the city and the river"]
+PAIRS = pd.DataFrame([(str(i), q, f"d{j}", t) for i, q in enumerate(QUERIES) for j, t in enumerate(TEXTS)])
+PAIRS.columns = ["qid", "query", "docno", "text"]
+LATE_INTERACTION = Path(__file__).parents[1] / "support" / "late_interaction"
+FIXTURES = sorted(path.parent.name for path in LATE_INTERACTION.glob("*/scores.json"))
+FAMILIES = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
+
+
+def maxp(backbone: str, **changes) -> ld.MaxP:
+    """A model that reads every text of `PAIRS` in one window."""
+    return ld.MaxP(backbone, **{"window_size": 60, "stride": 60, "max_query_len": 20, "device": "cpu", **changes})
+
+
+def logits(folder: Path) -> np.ndarray:
+    """What transformers alone computes for the pairs."""
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    rows = []
+    with torch.no_grad():
+        for query, text in zip(PAIRS["query"], PAIRS["text"], strict=True):
+            found = model(**tokenizer(query, text, return_tensors="pt")).logits
+            assert found.shape == (1, 1)
+            rows.append(float(found))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_computes_the_same_scores(family, tmp_path):
+    model = maxp(tiny.checkpoint(tmp_path / "backbone", family))
+    model.export(tmp_path / "export")
+    np.testing.assert_allclose(logits(tmp_path / "export"), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["FirstP", "SumP", "AvgP", "KMaxP", "SoftMaxP"])
+def test_models_that_combine_scores_of_windows_can_be_exported(name, cross_encoder, tmp_path):
+    model = make(name, cross_encoder, device="cpu", max_query_len=None)
+    model.export(tmp_path / "export")
+    np.testing.assert_allclose(logits(tmp_path / "export"), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_plain_encoder_that_was_trained_here_gets_a_layer_that_changes_nothing(family, tmp_path, results):
+    training = ld.TrainingArgs(max_steps=2, learning_rates={"": 1e-2})
+    encoder = tiny.checkpoint(tmp_path / "backbone", family, labels=None)
+    model = maxp(encoder, training=training, pooling="cls").fit(results, QRELS)
+    model.export(tmp_path / "export")
+    np.testing.assert_allclose(logits(tmp_path / "export"), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+def test_trained_weights_are_exported(cross_encoder, tmp_path, results):
+    model = maxp(cross_encoder, training=ld.TrainingArgs(max_steps=2, learning_rates={"": 1e-2}))
+    before = scores(model, PAIRS)
+    model.fit(results, QRELS).export(tmp_path / "export")
+    found = logits(tmp_path / "export")
+    np.testing.assert_allclose(found, scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+    assert np.abs(found - before).max() > 0.01
+
+
+def test_a_checkpoint_with_two_labels_is_exported_with_one(tmp_path):
+    model = maxp(tiny.checkpoint(tmp_path / "backbone", labels=2))
+    model.export(tmp_path / "export")
+    np.testing.assert_allclose(logits(tmp_path / "export"), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+def test_an_export_is_a_backbone_here(cross_encoder, tmp_path):
+    model = maxp(cross_encoder)
+    model.export(tmp_path / "export")
+    again = maxp(str(tmp_path / "export"))
+    np.testing.assert_allclose(scores(again, PAIRS), scores(model, PAIRS), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_of_sentence_transformers_computes_the_same_scores(cross_encoder, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    model = maxp(cross_encoder)
+    model.export(tmp_path / "export")
+    pairs = list(zip(PAIRS["query"], PAIRS["text"], strict=True))
+    found = library.CrossEncoder(str(tmp_path / "export"), device="cpu").predict(pairs)
+    np.testing.assert_allclose(found, scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fixture", FIXTURES)
+def test_a_multi_vector_encoder_computes_the_same_scores(fixture, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    model = ld.MaxSim(str(LATE_INTERACTION / fixture), device="cpu")
+    model.export(tmp_path / "export")
+    encoder = library.MultiVectorEncoder(str(tmp_path / "export"), device="cpu")
+    found = encoder.similarity(encoder.encode_query(QUERIES), encoder.encode_document(TEXTS))
+    np.testing.assert_allclose(found.numpy().ravel(), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+REFUSED = {
+    "vectors of several windows": lambda _: make("PARADE-attn", tiny.encoder()),
+    "layout=": lambda _: maxp(tiny.encoder(), layout="padded"),
+    "template": lambda _: maxp(tiny.encoder(), template="query: {query} text: {text}"),
+    "longformer": lambda folder: ld.LongP(tiny.checkpoint(folder, "longformer", **tiny_long.FAMILIES["longformer"])),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_a_classifier_cannot_express_is_refused(reason, tmp_path):
+    model = REFUSED[reason](tmp_path / "backbone")
+    model.model.ready = True
+    with pytest.raises(ValueError, match=reason):
+        model.export(tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("electra", "cls"), ("modernbert", "cls")])
+def test_another_pooling_is_refused(family, pooling, tmp_path):
+    model = maxp(tiny.checkpoint(tmp_path / "backbone", family, labels=None), pooling=pooling)
+    model.model.ready = True
+    with pytest.raises(ValueError, match="pooling="):
+        model.export(tmp_path / "export")
+
+
+def test_random_weights_are_refused(plain_encoder, tmp_path):
+    with pytest.raises(ValueError, match="random weights"):
+        maxp(plain_encoder).export(tmp_path / "export")
+
+
+def test_a_served_model_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="exported"):
+        ld.MaxP(ld.ScoreServer("http://127.0.0.1:9")).export(tmp_path / "export")
+
+
+def test_a_folder_with_files_is_refused(cross_encoder, tmp_path):
+    model = maxp(cross_encoder)
+    model.save(tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="not empty"):
+        model.export(tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_the_card_shows_both_ways_to_load_it(cross_encoder, tmp_path):
+    ld.MaxP(cross_encoder, window_size=40, stride=30, max_query_len=8, device="cpu").export(tmp_path / "export")
+    card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    assert 'CrossEncoder("this-folder-or-hub-id")' in card
+    assert 'ld.MaxP("this-folder-or-hub-id", window_size=40, stride=30)' in card
+
+
+def test_the_card_has_training_data_and_validation(cross_encoder, tmp_path, results):
+    training = ld.TrainingArgs(max_steps=1, metric="RR@10")
+    model = maxp(cross_encoder, training=training).fit(results, QRELS, results, QRELS)
+    model.export(tmp_path / "export")
+    card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    assert f"Training data: {model.trained_on}" in card
+    assert "Validation: RR@10" in card
+
+
+def test_no_sigmoid_is_applied_by_sentence_transformers(cross_encoder, tmp_path):
+    maxp(cross_encoder).export(tmp_path / "export")
+    config = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
+    assert config["sentence_transformers"]["activation_fn"].endswith("Identity")
+
+
+def test_an_export_is_uploaded_under_its_address(cross_encoder, tmp_path, monkeypatch):
+    uploaded = {}
+
+    class Hub:
+        def create_repo(self, repo_id, **_):
+            pass
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            uploaded.update({path.name: path.read_bytes() for path in Path(folder_path).iterdir()})
+            return f"https://hub/{repo_id}"
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    model = maxp(cross_encoder)
+    assert model.push_to_hub("me/maxp", license="mit", format="standard") == "https://hub/me/maxp"
+    card = uploaded["README.md"].decode()
+    assert "license: mit" in card
+    assert 'CrossEncoder("me/maxp")' in card
+    assert "format" not in json.loads(uploaded["config.json"])
+
+
+def test_an_unknown_format_is_refused(cross_encoder):
+    with pytest.raises(ValueError, match="format='onnx'"):
+        maxp(cross_encoder).push_to_hub("me/maxp", format="onnx")
