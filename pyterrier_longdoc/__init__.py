@@ -8,6 +8,7 @@ Other names are imported from their sub-package: `from pyterrier_longdoc.trainin
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -60,9 +61,8 @@ __all__ = sorted(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    from .common.arguments import did_you_mean
-
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __all__)}")
+    # With name and module Python's traceback asks for the nearest name.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

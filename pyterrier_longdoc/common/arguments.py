@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields
-from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -175,21 +174,6 @@ def changed_names(transformer: Any, names: Container[str]) -> list[str]:
     named_fields = [f for f in fields(transformer) if f.name in names]
     # By their repr, as arrays are neither equal nor unequal.
     return [f.name for f in named_fields if repr(getattr(transformer, f.name)) != repr(f.default)]
-
-
-_ELSEWHERE = {"max_length": "window_size", "model_name": "backbone", "model_name_or_path": "backbone"}
-"""Names of arguments in sentence-transformers and transformers."""
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the question for the nearest of the names that there are, to end an error with; "" if none is near.
-
-    Example:
-        >>> did_you_mean("batchsize", ["batch_size", "device"]), did_you_mean("colour", ["batch_size", "device"])
-        ("; did you mean 'batch_size'?", '')
-    """
-    meant = get_close_matches(_ELSEWHERE.get(name, name), list(names), n=1)
-    return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 def check_roles(transformer: Any) -> None:

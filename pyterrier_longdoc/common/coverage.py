@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from .frames import is_blank, strings
 from .presentation import percent
 
 CHOICES = ("max_windows=", "preselect=")
@@ -158,6 +160,14 @@ class Coverage:
         """Count tokens that an argument cut, named with its value."""
         if tokens:
             self.cut[argument] = self.cut.get(argument, 0) + tokens
+
+    def add_rows(self, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
+        """Count the rows of a frame, those without text, and those without a query."""
+        no_query = np.array(list(map(is_blank, strings(frame["query"], "query"))), dtype=bool)
+        self.rows += len(frame)
+        self.rows_without_text += sum(map(int, no_text))
+        self.rows_without_query += int(no_query.sum())
+        self.queries_empty += frame["qid"][no_query].nunique()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, precision and runtime, and the three ratios, by name: one row of a table."""

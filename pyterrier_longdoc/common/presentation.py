@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyterrier as pt
 
-from .arguments import arguments_of, changed_names, did_you_mean
+from .arguments import arguments_of, changed_names
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -73,20 +73,7 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-class ChecksNames:
-    """Refuses arguments that a dataclass does not have, and asks for the nearest one."""
-
-    def __new__(cls, *_: Any, **arguments: Any) -> Any:
-        """Make an object, unless its class, if it has an `__init__` of a dataclass, lacks an argument."""
-        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-        if "__dataclass_fields__" in vars(owner):
-            names = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
-            for name in (name for name in arguments if name not in names):
-                raise TypeError(f"{cls.__name__} has no argument {name!r}{did_you_mean(name, names)}")
-        return super().__new__(cls)
-
-
-class ShowsChanges(ChecksNames):
+class ShowsChanges:
     """A dataclass that shows the fields which differ from their defaults."""
 
     def __repr__(self) -> str:
@@ -112,7 +99,7 @@ def composed(cls: type, root: type) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class Presented(ChecksNames, Cited):
+class Presented(Cited):
     """Base of rerankers and judges: hash, drawing and citation."""
 
     def __hash__(self) -> int:

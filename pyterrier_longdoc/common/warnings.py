@@ -8,14 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from .coverage import Coverage
-from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, is_blank, strings
+from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, strings
 from .indices import is_from_terrier
 
 _QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
@@ -43,14 +42,6 @@ def warn_once(owner: Any, message: str, category: type[Warning]) -> None:
         warn(message, category)
 
 
-def warn_of_cuts(transformer: Any, causes: Iterable[str], task: str = "") -> None:
-    """Warn of each argument that cut text."""
-    name = type(transformer).__name__ + task
-    for cause in causes:
-        message = f"{name} did not read all text: some is cut by {cause} (see .coverage)."
-        warn_once(transformer, message, TruncationWarning)
-
-
 def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
     """Warn of queries that are no words, and of texts that an index has cut."""
     name = type(transformer).__name__
@@ -71,24 +62,13 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
             warn_once(transformer, f"{message}. If you cut them yourself, nothing is wrong.", TruncationWarning)
 
 
-def count_empty(coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
-    """Count the rows of a frame, those that have no text, and those without a query."""
-    no_query = np.array(list(map(is_blank, strings(frame["query"], "query"))), dtype=bool)
-    coverage.rows += len(frame)
-    coverage.rows_without_text += sum(map(int, no_text))
-    coverage.rows_without_query += int(no_query.sum())
-    coverage.queries_empty += frame["qid"][no_query].nunique()
-
-
-def warn_of_empty(
-    transformer: Any, coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool], task: str = ""
-) -> None:
-    """Count rows without text or query, and warn of them."""
-    count_empty(coverage, frame, no_text)
-    columns = ", ".join(map(repr, field_names(transformer.text_field)))
+def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:
+    """Warn of each argument that cut text, except those that choose windows, and of rows without text or query."""
+    name, columns = type(transformer).__name__ + task, ", ".join(map(repr, field_names(transformer.text_field)))
+    for cause in [*coverage.lost, *(["the server"] if coverage.windows_cut else [])]:
+        message = f"{name} did not read all text: some is cut by {cause} (see .coverage)."
+        warn_once(transformer, message, TruncationWarning)
     missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}
-    for what, rows in missing.items():
-        if rows:
-            advice = "they are scored like all others (see .coverage): supply it, or leave them out"
-            message = f"{type(transformer).__name__}{task}: some rows have no {what}; {advice}."
-            warn_once(transformer, message, EmptyTextWarning)
+    for what in (what for what, rows in missing.items() if rows):
+        advice = "they are scored like all others (see .coverage): supply it, or leave them out"
+        warn_once(transformer, f"{name}: some rows have no {what}; {advice}.", EmptyTextWarning)

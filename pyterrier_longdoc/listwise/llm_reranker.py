@@ -16,7 +16,7 @@ from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
-from ..common.warnings import warn_of_cuts, warn_of_empty, warn_of_inputs
+from ..common.warnings import warn_of_coverage, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
 from ..passages.excerpts import best_passages
@@ -91,5 +91,5 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
         """Note the coverage; warn of cut text and of rows without text or query."""
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
-        warn_of_cuts(self, coverage.lost)
-        warn_of_empty(self, coverage, inp, map(is_blank, texts))
+        coverage.add_rows(inp, map(is_blank, texts))
+        warn_of_coverage(self, coverage)

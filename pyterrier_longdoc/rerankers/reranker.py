@@ -41,7 +41,7 @@ from ..common.frames import (
 from ..common.presentation import HIDDEN, Presented, changed_arguments, composed, described
 from ..common.progress import work_bar
 from ..common.servers import BackendError
-from ..common.warnings import count_empty, warn, warn_of_cuts, warn_of_empty, warn_of_inputs, warn_once
+from ..common.warnings import warn, warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.devices import DTYPES, FASTEST, resolve_device, resolve_dtype
@@ -343,9 +343,8 @@ class Reranker(Presented, pt.Transformer):
                 f"those in float32 in the third digit. dtype='float32' avoids this, dtype='bfloat16' this warning."
             )
             warn_once(self, message, PrecisionWarning)
-        if coverage.cut or coverage.windows_cut:
-            self.warn_of_cuts(coverage)
-        warn_of_empty(self, coverage, inp, map(is_blank, texts))
+        coverage.add_rows(inp, map(is_blank, texts))
+        warn_of_coverage(self, coverage)
         columns = self._explanation_columns(scored.explanations, texts) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
 
@@ -428,13 +427,8 @@ class Reranker(Presented, pt.Transformer):
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
             coverage = self.model.coverage_of(queries, texts, bar)
-        count_empty(coverage, candidates, map(is_blank, texts))
+        coverage.add_rows(candidates, map(is_blank, texts))
         return coverage
-
-    def warn_of_cuts(self, coverage: Coverage, task: str = "") -> None:
-        """Warn of unread text, except what a choice of windows leaves out."""
-        server = ["the server, which takes no longer inputs"] if coverage.windows_cut else []
-        warn_of_cuts(self, [*coverage.lost, *server], task)
 
 
 @dataclass(eq=False, repr=False)
@@ -687,12 +681,11 @@ class CrossEncoder(Reranker, pt.Estimator):
                     verbose=self.verbose,
                 )
             finally:
-                warn_of_empty(self, coverage, *data.draws(), " in fit")
+                coverage.add_rows(*data.draws())
+                warn_of_coverage(self, coverage, " in fit")
                 self.coverage = coverage  # not that of the last validation
         if coverage.documents and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")
-        if coverage.cut:
-            self.warn_of_cuts(coverage, " in fit")
         return self
 
     def _validation(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..common.arguments import argument, check_type
+from ..common.warnings import warn_of_coverage
 from ..modelling.preselection import FOLDER, Preselection, WindowSelector
 from ..modelling.tokens import Span, TokenizedText, tokenize
 from .biencoder import BiEncoder
@@ -45,7 +46,7 @@ class ModelWindows(WindowSelector):
         # Weights that are loaded in inference mode could not be trained afterwards.
         with torch.inference_mode(False):
             scored = self.model.score(queries, texts)
-        self.model.warn_of_cuts(scored.coverage, ", which selects windows,")
+        warn_of_coverage(self.model, scored.coverage, ", which selects windows,")
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
     def identity(self) -> dict[str, Any]:
