@@ -28,7 +28,7 @@ from ..common.frames import (
 )
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import Presented
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.warnings import warn, warn_of_inputs
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, without_reasoning
@@ -209,8 +209,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             best = grades.index(label) if grades and label != UNJUDGED else -1
             return label, grades, chunks, best, characters(chunks) / characters(spans[text]) if chunks else 1.0
 
-        with counting("RelevanceJudge", "chunk", total, shown=self.verbose) as advance:
-            judgements = in_parallel(judge, list(qids), self.concurrency, on_task=advance)
+        with work_bar("RelevanceJudge", "chunk", total, shown=self.verbose) as bar:
+            judgements = in_parallel(judge, list(qids), self.concurrency, on_task=bar.update)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
             message = f"{missing} of {total} chunks had no readable grade and count as unjudged (-1)"

@@ -27,7 +27,7 @@ from ..common.frames import (
 )
 from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import percent
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.warnings import warn
 from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
@@ -263,11 +263,11 @@ def relevant_positions(
     def read(docno: str) -> TokenizedText | None:
         return tokenized(tokenizer, texts[docno]) if docno in texts else None
 
-    with counting("relevant_positions", "doc", len(pairs), shown=verbose) as advance:
+    with work_bar("relevant_positions", "doc", len(pairs), shown=verbose) as bar:
         if passages is not None:
-            rows = _locate_all(pairs, read, passages, locator or PassageLocator(), advance)
+            rows = _locate_all(pairs, read, passages, locator or PassageLocator(), bar.update)
             return RelevantPositions(_frame(pairs, rows, _PASSAGE_COLUMNS))
-        documents = _judge_all(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, advance)
+        documents = _judge_all(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, bar.update)
     return _estimate(pairs, documents, estimator)
 
 

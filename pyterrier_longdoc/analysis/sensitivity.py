@@ -14,7 +14,7 @@ import pandas as pd
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
 from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
 from ..modelling.tokens import Span, tokenized
 from .judging import scores_by_row
@@ -169,10 +169,10 @@ def position_sensitivity(
     versions = _versions(spans, texts, distinct, tokenizer, text_field)
     rows = versions[["qid", "query", text_field]]
     frames = []
-    with counting("position_sensitivity", "system", len(by_name), shown=verbose) as advance:
+    with work_bar("position_sensitivity", "system", len(by_name), shown=verbose) as bar:
         for name, system in by_name.items():
             frames.append(versions.assign(name=name, score=scores_by_row(system, rows, repr(name))))
-            advance()
+            bar.update()
     columns = ["name", "qid", "docno", "place", "real_place", "first_token", "length", "score"]
     scores = pd.concat(frames, ignore_index=True)[columns]
     return PositionSensitivity(scores)

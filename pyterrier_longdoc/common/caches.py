@@ -63,7 +63,7 @@ class EmbeddingCache:
                 _, oldest = self._vectors.popitem(last=False)
                 self._bytes -= oldest.nbytes
 
-    def through(self, keys: Sequence[Hashable], make: MakeArrays) -> list[np.ndarray]:
+    def get_or_compute(self, keys: Sequence[Hashable], make: MakeArrays) -> list[np.ndarray]:
         """Return the arrays of distinct keys; `make` makes those not in memory."""
         arrays: list[Any] = list(map(self.get, keys))
         missing = [i for i, array in enumerate(arrays) if array is None]

@@ -29,8 +29,6 @@ from .presentation import described
 from .runs import frame_digest
 
 _NOT_FOUND = pt.inspect.TransformerAttribute.MISSING
-_NO_PART_OF_SCORES = ("tokenizer", "text_loader", "training", "scorer")
-"""Arguments that `describe` covers, or that change no score."""
 
 
 class UserCodeError(ValueError):
@@ -148,9 +146,7 @@ class _Describer:
         return self.describe(settings)
 
     def _check(self, value: Any) -> None:
-        """Look for user code among the arguments of an object that describes itself."""
-        if value is None:
-            return
+        """Look for user code in an object that describes itself, and in its parts."""
         if isinstance(value, list | tuple):
             for item in value:
                 self._check(item)
@@ -160,11 +156,8 @@ class _Describer:
             self._code(value)
         else:
             self._code(type(value))
-            names = [f.name for f in fields(value)] if is_dataclass(value) else ["backend"]
-            names += [] if getattr(value, "name", None) else ["function"]
-            for name in names:
-                if name not in _NO_PART_OF_SCORES:
-                    self._check(getattr(value, name, None))
+            for part in _parts(value):
+                self._check(part)
 
     def _code(self, code: type | Callable[..., Any]) -> str:
         """Return name and version of a class or function."""
@@ -179,6 +172,14 @@ class _Describer:
             raise UserCodeError(f"{name} may change unnoticed (code of a script or notebook, or objects in memory)")
         self.user_code.append(name)
         return name
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the parts that may be user code: `code_parts`, or the fields that decide scores."""
+    if hasattr(value, "code_parts"):
+        return list(value.code_parts())
+    roles = {f.name: f.metadata.get("role") for f in fields(value)} if is_dataclass(value) else {}
+    return [getattr(value, name) for name, role in roles.items() if role not in ("computing", "call")]
 
 
 def _attributes_of_terriers(stage: pt.Transformer) -> dict[str, Any]:

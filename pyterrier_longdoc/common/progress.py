@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -31,10 +31,3 @@ def work_bar(name: str, unit: str, total: int | None = None, *, shown: bool, don
             yield bar
     finally:
         _OPEN.reset(token)
-
-
-@contextmanager
-def counting(name: str, unit: str, total: int, *, shown: bool, done: int = 0) -> Iterator[Callable[..., Any]]:
-    """Yield a function that advances the bar by n parts, by default 1."""
-    with work_bar(name, unit, total, shown=shown, done=done) as bar:
-        yield bar.update

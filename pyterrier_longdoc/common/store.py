@@ -121,7 +121,7 @@ class ArrayStore(Store):
         super().__init__(path)
         self.max_bytes = max_bytes
 
-    def through(self, keys: Sequence[bytes], make: MakeArrays, *, width: int) -> list[np.ndarray]:
+    def get_or_compute(self, keys: Sequence[bytes], make: MakeArrays, *, width: int) -> list[np.ndarray]:
         """Return the fp16 arrays of distinct keys; `make` makes those not in the file."""
         rows = list(self._rows(keys))
         with self._undamaged():

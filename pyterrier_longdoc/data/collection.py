@@ -19,7 +19,7 @@ from ..common.arguments import check_arguments
 from ..common.files import full_name
 from ..common.frames import as_strings
 from ..common.language import Counter, token_counter
-from ..common.progress import counting
+from ..common.progress import work_bar
 
 Documents = Mapping[str, Mapping[str, str]]
 """docno -> {"docno": ..., "text": ..., further fields}."""
@@ -83,13 +83,13 @@ class TextLoader(pt.Transformer):
         if isinstance(documents, StreamedDocuments):
             documents = documents.many(distinct)
         rows = {}
-        with counting(repr(self), "doc", len(distinct), shown=self.verbose) as advance:
+        with work_bar(repr(self), "doc", len(distinct), shown=self.verbose) as bar:
             for docno in distinct:
                 try:
                     rows[docno] = documents[docno]
                 except KeyError:
                     raise KeyError(f"docno {docno!r} is not in the collection {self.name!r}") from None
-                advance()
+                bar.update()
         columns = {name: [rows[docno][name] for docno in docnos] for name in self.fields}
         out = inp.drop(columns=self.fields, errors="ignore")
         # dtype=str keeps the column type of an empty frame equal to that of a full one.

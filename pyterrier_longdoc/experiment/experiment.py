@@ -13,7 +13,7 @@ import pandas as pd
 from ..common.arguments import check_arguments, check_seeds, plain
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.warnings import warn
 from .checks import check_runs
 from .cost import Cost
@@ -184,9 +184,9 @@ def _evaluate_all(
 ) -> dict[str, list[EvaluatedRun]]:
     number = sum(len(parts) for runs in system_runs.values() for parts in runs)
     outcomes: dict[str, list[EvaluatedRun]] = {}
-    with counting("Experiment", "run", number, shown=verbose) as advance:
+    with work_bar("Experiment", "run", number, shown=verbose) as bar:
         for name, runs in system_runs.items():
-            outcomes[name] = [runner.evaluate(parts, advance, ranks=parts is runs[0]) for parts in runs]
+            outcomes[name] = [runner.evaluate(parts, bar.update, ranks=parts is runs[0]) for parts in runs]
     return outcomes
 
 

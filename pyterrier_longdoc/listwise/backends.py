@@ -89,6 +89,10 @@ class CallableBackend:
     def __repr__(self) -> str:
         return f"CallableBackend({self.model})"
 
+    def code_parts(self) -> Sequence[Any]:
+        """Return the function, which may be user code, unless a name of the user's answers for it."""
+        return () if self.name else (self.function,)
+
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Call the function."""
         reply = self.function([dict(message) for message in messages])

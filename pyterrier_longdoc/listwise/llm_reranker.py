@@ -15,7 +15,7 @@ from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
 from ..common.presentation import Presented, changed_arguments, described
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
@@ -76,8 +76,8 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
         passages, chosen_by = None, f"preselect={self.preselect!r}"
         if self.preselect is not None:
             distinct_pairs = list(dict.fromkeys(pairs))
-            with counting(type(self).__name__, "document", len(distinct_pairs), shown=self.verbose) as advance:
-                passages = best_passages(self.preselect, self.windows, distinct_pairs, on_pairs=advance)
+            with work_bar(type(self).__name__, "document", len(distinct_pairs), shown=self.verbose) as bar:
+                passages = best_passages(self.preselect, self.windows, distinct_pairs, on_pairs=bar.update)
         return PromptBudget(prompt, self.tokenizer, self.max_doc_len, self.max_prompt_tokens, passages, chosen_by)
 
     def _texts(self, inp: pd.DataFrame) -> list[str]:

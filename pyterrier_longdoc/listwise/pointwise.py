@@ -14,7 +14,7 @@ import pandas as pd
 from ..common.arguments import argument
 from ..common.frames import strings, with_scores
 from ..common.parallel import RunAll, in_parallel
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import check_gives_logprobs, logprob
 from .backends import Reply
@@ -104,9 +104,9 @@ class Pointwise(LLMReranker):
             (value,) = run_all([partial(self._score, qid_of[pair], *pair, budget)])
             return float(value)
 
-        with counting(type(self).__name__, "prompt", len(qid_of), shown=self.verbose) as advance:
+        with work_bar(type(self).__name__, "prompt", len(qid_of), shown=self.verbose) as bar:
             distinct_pairs = list(dict.fromkeys(pairs))
-            values = in_parallel(score, distinct_pairs, self.concurrency, on_task=advance)
+            values = in_parallel(score, distinct_pairs, self.concurrency, on_task=bar.update)
         score_of = dict(zip(distinct_pairs, values, strict=True))
         if failures := sum(map(math.isnan, score_of.values())):
             warn(

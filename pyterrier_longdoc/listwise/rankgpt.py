@@ -13,7 +13,7 @@ from ..common.arguments import argument
 from ..common.citations import papers_of
 from ..common.frames import strings, with_scores
 from ..common.parallel import in_parallel
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import AnswerForm, Permutation
 from .backends import Reply
@@ -193,14 +193,14 @@ class RankGPT(LLMReranker):
     ) -> list[Ranked]:
         ranker = ListRanker(ask, budget, self)
         total = sum(map(self._most_prompts, candidates))
-        with counting(type(self).__name__, "prompt", total, shown=verbose) as advance:
+        with work_bar(type(self).__name__, "prompt", total, shown=verbose) as bar:
             return in_parallel(
                 ranker.rank,
                 candidates,
                 self.concurrency,
-                on_task=advance,
+                on_task=bar.update,
                 # A query that needs fewer prompts than the most counts as all of them.
-                on_done=lambda documents, ranked: advance(self._most_prompts(documents) - ranked.counts["prompts"]),
+                on_done=lambda documents, ranked: bar.update(self._most_prompts(documents) - ranked.counts["prompts"]),
             )
 
     def _candidates(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryDocuments]:

@@ -166,7 +166,7 @@ class EmbeddingEncoder(WindowEncoder):
 
         computed = current_dtype(self.device), self.device.type, self.runtime.name
         setting = side, self.own_pooling, self.similarity, *computed
-        embeddings = self.shared.cache.through([(setting, one.key) for one in unique], embed)
+        embeddings = self.shared.cache.get_or_compute([(setting, one.key) for one in unique], embed)
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
 
     def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:

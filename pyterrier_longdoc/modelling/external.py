@@ -86,6 +86,10 @@ class ExternalScorer(ABC):
     def identity(self) -> dict[str, Any]:
         """Return a JSON-able description of all that a score depends on; ValueError if it is not known."""
 
+    def code_parts(self) -> Sequence[Any]:
+        """Return nothing that `key` must look into: `identity` answers for all parts."""
+        return ()
+
     def limits(self) -> Limits:
         """Return how much it takes, if known."""
         return Limits(self.longest_input)

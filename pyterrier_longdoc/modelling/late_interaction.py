@@ -90,7 +90,7 @@ class SeparateEncoder(WindowEncoder):
 
     def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
         """Return the states of distinct inputs, computed with a setting; `make` makes those not remembered."""
-        return self.cache.through([(setting, key) for key in keys], make)
+        return self.cache.get_or_compute([(setting, key) for key in keys], make)
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
         """Return the `(T, E)` states of each input, in fp32, as they are remembered."""

@@ -231,7 +231,7 @@ class MaxSimEncoder(SeparateEncoder):
 
         def through_store(new: list[int]) -> list[np.ndarray]:
             stored = [blake2b(digest + keys[i], digest_size=16).digest() for i in new]
-            return store.through(stored, lambda missing: make([new[i] for i in missing]), width=self.hidden_size)
+            return store.get_or_compute(stored, lambda missing: make([new[i] for i in missing]), width=self.hidden_size)
 
         return super().remembered(keys, (*setting, "float16"), through_store)
 

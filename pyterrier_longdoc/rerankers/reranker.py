@@ -668,8 +668,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         elif not self.verbose and data.trained_on.is_partial:
             warn(f"{name} is not trained on all queries or judged documents (see .trained_on).", LeftOutWarning)
         model = self.model
-        with model.counting(recipe.dtype) as coverage:
-            try:
+        try:
+            with model.counting(recipe.dtype) as coverage:
                 train(
                     model,
                     data,
@@ -680,10 +680,10 @@ class CrossEncoder(Reranker, pt.Estimator):
                     settings=partial(training_settings, self, topics_or_res_va, qrels_va),
                     verbose=self.verbose,
                 )
-            finally:
-                coverage.add_rows(*data.draws())
-                warn_of_coverage(self, coverage, " in fit")
-                self.coverage = coverage  # not that of the last validation
+        finally:
+            coverage.add_rows(*data.draws())
+            self.coverage = coverage  # not that of the last validation
+            warn_of_coverage(self, coverage, " in fit")
         if coverage.documents and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")
         return self

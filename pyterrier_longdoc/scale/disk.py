@@ -20,7 +20,7 @@ from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
 from ..common.frames import as_strings, check_columns, numbers
 from ..common.key import digest, key
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.runs import run_lines
 from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
 
@@ -99,10 +99,10 @@ def rerank_to_disk(
     total, open_rows = (sum(rows[number] for number in numbers) for numbers in (blocks_of_shard, open_blocks))
     blocks = ((number, candidates.block(number, rows[number], out / _CANDIDATES)) for number in open_blocks)
     coverages = []
-    with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - open_rows) as advance:
+    with work_bar("rerank_to_disk", " rows", total, shown=verbose, done=total - open_rows) as bar:
         for number, coverage in _write_blocks(pipeline, blocks, executor, out):
             coverages += [] if coverage is None else [coverage]
-            advance(rows[number])
+            bar.update(rows[number])
     return Work(open_rows, total - open_rows, Coverage.total(coverages) if coverages else None)
 
 
@@ -129,8 +129,7 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
     files = [_block_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} blocks are not finished, the first is {missing[0]}: repeat the call of "
-            f"rerank_to_disk, for each shard, and merge then"
+            f"{len(missing)} of {len(files)} blocks are not finished, the first is {missing[0]}: {_way_on(out)}"
         )
     if path is not None:
         write_lines(Path(path), (line for file in files for line in _lines(file, name)))
@@ -152,7 +151,7 @@ def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged: delete it, and the same call scores it anew ({error})") from error
+        raise ValueError(f"{file} is damaged ({error}): delete it, then {_way_on(file.parents[1])}") from error
 
 
 def _begin(
@@ -178,7 +177,7 @@ def _begin(
                     f"{error}: such a pipeline reranks in one call, without shard=, into a new folder"
                 ) from error
             pipeline_key = None
-        job = digest([_FORMAT, pipeline_key, candidates.digests(), columns])
+        job = None if pipeline_key is None else digest([_FORMAT, pipeline_key, candidates.digests(), columns])
         if manifest is None:
             manifest = {"key": job, "rows": candidates.divide(out / _CANDIDATES)}
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
@@ -191,8 +190,15 @@ def _begin(
 
 
 def _manifest_of(out: Path) -> dict[str, Any]:
-    """Return the key of the job in a folder, and the number of rows of each block."""
+    """Return the key of the job in a folder, None if it cannot be continued, and the number of rows of each block."""
     return dict(json.loads((out / _MANIFEST).read_text(encoding="utf-8")))
+
+
+def _way_on(out: Path) -> str:
+    """Return how to finish the job in a folder, for messages."""
+    if _manifest_of(out)["key"] is None:
+        return "begin anew in a new folder, as the pipeline has code that may have changed unnoticed"
+    return "repeat the call of rerank_to_disk, of each shard"
 
 
 def _block_file(out: Path, number: int) -> Path:
@@ -230,8 +236,7 @@ def _write_blocks(
             raise
         blocks_at_work = "; ".join(f"block {number}, queries {', '.join(qids[:5])}" for number, qids in opened.items())
         raise RuntimeError(
-            f"{type(error).__name__}: {error} (in {blocks_at_work}). Finished blocks stay: when the cause is "
-            f"removed, the same call continues"
+            f"{type(error).__name__}: {error} (in {blocks_at_work}). Remove the cause, then {_way_on(out)}"
         ) from error
 
 

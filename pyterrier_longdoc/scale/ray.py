@@ -22,7 +22,7 @@ from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import import_extra
 from ..common.presentation import Presented, ShowsChanges
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
 from ..common.warnings import warn, warn_once
@@ -242,11 +242,11 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
         blocks = ((number, inp.iloc[places]) for number, places in enumerate(rows))
         parts: dict[int, pd.DataFrame] = {}
         coverages = []
-        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance:
+        with work_bar(repr(self), "row", len(inp), shown=self.verbose) as bar:
             for number, (part, coverage) in map_elsewhere(self.executor, transformed, self.model, blocks):
                 parts[number] = part
                 coverages += [] if coverage is None else [coverage]
-                advance(len(rows[number]))
+                bar.update(len(rows[number]))
         self.coverage = Coverage.total(coverages) if coverages else None
         return _in_order(pd.concat([parts[number] for number in range(len(rows))]), inp, np.concatenate(rows))
 

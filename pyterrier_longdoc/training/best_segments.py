@@ -21,7 +21,7 @@ from ..common.citations import Cited, papers_of
 from ..common.files import replacing
 from ..common.frames import check_columns, keys_of, strings
 from ..common.language import sentence_starts
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..modelling.tokens import Span
 from .examples import Example, TrainingSet, make_groups, training_run
 from .history import evaluate
@@ -144,7 +144,7 @@ def fit_on_best_segments(
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
     best_model, best_value, since_best = ranker, -inf, 0
-    with counting("fit_on_best_segments", "iteration", iterations, shown=ranker.verbose) as advance:
+    with work_bar("fit_on_best_segments", "iteration", iterations, shown=ranker.verbose) as bar:
         for iteration in range(1, iterations + 1):
             if iteration > 1:
                 next_ranker = make()
@@ -155,7 +155,7 @@ def fit_on_best_segments(
             old_entries = len(ranker.history)
             ranker = fit_or_load(ranker, data, subfolder, fit=fit, about={"segments": repr(candidates.segments)})
             selections.append(_select_or_read(ranker, candidates, subfolder))
-            advance()
+            bar.update()
             value = float(ranker.history["validation"].iloc[old_entries:].max())  # of the best weights
             precision = {} if gold is None else {"precision": segment_precision(selections[-1], gold)}
             rows.append({"iteration": iteration, "validation": value, **precision})

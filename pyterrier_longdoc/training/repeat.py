@@ -16,7 +16,7 @@ import pyterrier as pt
 from ..common.arguments import arguments_of, check_arguments, check_seeds
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import Presented, described
-from ..common.progress import counting
+from ..common.progress import work_bar
 from ..common.runs import frame_digest, read_run, write_run
 from .processes import is_first_process
 from .recipe import TrainingArgs
@@ -191,10 +191,10 @@ def _fit_all(
     else:
         tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new_fits())
         outcomes = executor.map(_fit, None, tasks)
-    with counting("fit", unit, number, shown=verbose) as advance:
+    with work_bar("fit", unit, number, shown=verbose) as bar:
         for place, outcome in outcomes:
             results[place] = outcome
-            advance()
+            bar.update()
     return [results[place] for place in sorted(results)]
 
 

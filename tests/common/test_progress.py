@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyterrier_longdoc.common.progress import counting, work_bar
+from pyterrier_longdoc.common.progress import work_bar
 
 from ..support.lines import shown_lines
 
@@ -27,24 +27,24 @@ def test_a_bar_counts_what_is_done_if_it_is_shown(capsys):
 
 
 def test_bars_within_a_bar_vanish_when_they_are_done(capsys):
-    with counting("fit", "fold", 2, shown=True) as fitted:
+    with work_bar("fit", "fold", 2, shown=True) as fitted:
         for _ in range(2):
-            with counting("MaxP", "doc", 4, shown=True) as done:
-                done()
-                done(3)
-            fitted()
+            with work_bar("MaxP", "doc", 4, shown=True) as done:
+                done.update()
+                done.update(3)
+            fitted.update()
     assert shown_lines(capsys) == ["fit"]
-    with counting("fit", "fold", 1, shown=False), counting("MaxP", "doc", 1, shown=True) as done:
-        done()
+    with work_bar("fit", "fold", 1, shown=False), work_bar("MaxP", "doc", 1, shown=True) as done:
+        done.update()
     assert shown_lines(capsys) == ["MaxP"]
 
 
 def test_after_an_error_the_next_bar_stays_again(capsys):
-    with pytest.raises(KeyError), counting("first", "fold", 1, shown=True):
+    with pytest.raises(KeyError), work_bar("first", "fold", 1, shown=True):
         raise KeyError
     assert shown_lines(capsys) == []
-    with counting("second", "fold", 1, shown=True) as done:
-        done()
+    with work_bar("second", "fold", 1, shown=True) as done:
+        done.update()
     assert shown_lines(capsys) == ["second"]
 
 

@@ -395,24 +395,24 @@ def test_the_store_keeps_its_bound_and_drops_the_oldest(tmp_path):
     store = ArrayStore(tmp_path / "vectors", 3000)
     made = []
 
-    def through(numbers, store=store):
+    def get_or_compute(numbers, store=store):
         def make(new):
             made.append(len(new))
             return [np.full((10, 4), numbers[i], np.float16) for i in new]  # 80 bytes each
 
-        return store.through([bytes([number]) for number in numbers], make, width=4)
+        return store.get_or_compute([bytes([number]) for number in numbers], make, width=4)
 
     for number in range(50):
-        through([number])
+        get_or_compute([number])
     assert len(store) == 3000 // 80
     made.clear()
-    newest = through(range(20, 50))
+    newest = get_or_compute(range(20, 50))
     assert not made
     assert [float(array[0, 0]) for array in newest] == list(range(20, 50))
-    through([0, 1])
+    get_or_compute([0, 1])
     assert made == [2]
     too_large = ArrayStore(tmp_path / "other", 79)
-    assert through([0], too_large)[0].shape == (10, 4)
+    assert get_or_compute([0], too_large)[0].shape == (10, 4)
     assert len(too_large) == 0
 
 

@@ -28,10 +28,9 @@ def build(name: str, **arguments):
     return ld.presets[name](**llm, **arguments)
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("max-p", "'maxp'"), ("MaxP", "'maxp'"), ("zzz", "firstp-electra")])
-def test_an_unknown_preset_is_answered_with_known_ones(name, nearest):
-    with pytest.raises(KeyError, match=nearest):
-        ld.presets[name]
+def test_an_unknown_preset_is_answered_with_known_ones():
+    with pytest.raises(KeyError, match=r"'max-p' among firstp, .* maxp,"):
+        ld.presets["max-p"]
 
 
 @pytest.mark.parametrize("name", ld.presets)
