@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from html import escape
 from inspect import cleandoc
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyterrier as pt
 
-from .arguments import arguments_of, changed_names
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -50,21 +49,15 @@ def percent(share: float, digits: int = 1) -> str:
     return f"<{step:.{digits}%}" if share > 0 and text == f"{0:.{digits}%}" else text
 
 
-def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
-    """Return `name=value` of the constructor arguments that differ from their defaults, `hidden` ones left out."""
-    names = changed_names(transformer, arguments_of(transformer).keys() - set(hidden))
-    return [f"{name}={getattr(transformer, name)!r}" for name in names]
-
-
-def changes(value: Any, base: Any = None) -> list[str]:
+def changes(value: Any, base: Any = None, *, hidden: Collection[str] = ()) -> list[str]:
     """Return `name=value` of a dataclass's fields that differ from those of `base`, by default from their defaults."""
-    bases = {f.name: _default(f) if base is None else getattr(base, f.name) for f in fields(value)}
-    pairs = {name: (_in_short(getattr(value, name)), _in_short(default)) for name, default in bases.items()}
-    return [f"{name}={text}" for name, (text, default) in pairs.items() if text != default]
-
-
-def _default(f: Any) -> Any:
-    return f.default if f.default_factory is MISSING else f.default_factory()
+    found = []
+    for f in (f for f in fields(value) if f.name not in hidden):
+        default: Any = f.default if f.default_factory is MISSING else f.default_factory()
+        text = _in_short(getattr(value, f.name))
+        if text != _in_short(default if base is None else getattr(base, f.name)):
+            found.append(f"{f.name}={text}")
+    return found
 
 
 def _in_short(value: Any) -> str:

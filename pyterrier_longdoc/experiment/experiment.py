@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,34 +22,14 @@ from .results import ExperimentResults
 from .runner import EvaluatedRun, Runner
 from .runs import QueryEvaluator, RunFolder, experiment_settings
 from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names
-from .systems import RunPart, make_folds, named_systems, runs_of_system
+from .systems import make_folds, named_systems, runs_of_system
 from .tables import Decimals
-
-P = ParamSpec("P")
 
 
 class ExperimentWarning(UserWarning):
     """Something makes the numbers of an experiment doubtful; `checks` of the results lists it."""
 
 
-_OURS = {"eval_metrics": "metrics=", "perquery": ".perquery of the results", "correction_alpha": "alpha="}
-"""By the name of an argument of `pt.Experiment`, what takes its place here."""
-
-
-def _names_ours(function: Callable[P, ExperimentResults]) -> Callable[P, ExperimentResults]:
-    """Let the error for an argument of `pt.Experiment` name the one of this package."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> ExperimentResults:
-        for name, ours in _OURS.items():
-            if name in kwargs:
-                raise TypeError(f"{function.__name__} has no argument {name!r}: {ours} takes its place")
-        return function(*args, **kwargs)
-
-    return call
-
-
-@_names_ours
 def Experiment(  # noqa: N802 - named like pt.Experiment
     systems: Mapping[str, Any] | list[Any],
     topics: pd.DataFrame,
@@ -154,7 +133,11 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     relevant = relevant_documents(qrels, evaluator.qids)
     docnos = {str(qid): documents.tolist() for qid, documents in relevant.groupby("qid")["docno"]}
     runner = Runner(topics, evaluator, docnos, folder, batch_size, efficiency)
-    outcomes = _evaluate_all(system_runs, runner, verbose=verbose)
+    outcomes: dict[str, list[EvaluatedRun]] = {}
+    number = sum(len(parts) for runs in system_runs.values() for parts in runs)
+    with work_bar("Experiment", "run", number, shown=verbose) as bar:
+        for name, runs in system_runs.items():
+            outcomes[name] = [runner.evaluate(parts, bar.update, ranks=parts is runs[0]) for parts in runs]
     costs = {name: [Cost.total(run.costs) for run in runs if run.costs] for name, runs in outcomes.items()}
     papers = dict.fromkeys(paper for runs in outcomes.values() for run in runs for paper in run.papers)
     results = ExperimentResults(
@@ -177,17 +160,6 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
         warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning)
     return results
-
-
-def _evaluate_all(
-    system_runs: Mapping[str, Sequence[Sequence[RunPart]]], runner: Runner, *, verbose: bool
-) -> dict[str, list[EvaluatedRun]]:
-    number = sum(len(parts) for runs in system_runs.values() for parts in runs)
-    outcomes: dict[str, list[EvaluatedRun]] = {}
-    with work_bar("Experiment", "run", number, shown=verbose) as bar:
-        for name, runs in system_runs.items():
-            outcomes[name] = [runner.evaluate(parts, bar.update, ranks=parts is runs[0]) for parts in runs]
-    return outcomes
 
 
 def _with_string_qids(frame: pd.DataFrame, columns: Sequence[str], what: str) -> pd.DataFrame:

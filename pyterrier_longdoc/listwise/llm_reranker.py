@@ -14,7 +14,7 @@ from ..common.citations import papers_of
 from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
-from ..common.presentation import Presented, changed_arguments, described
+from ..common.presentation import Presented, changes, described
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
@@ -48,7 +48,7 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
 
     def __repr__(self) -> str:
         parts = [repr(self.client.backend)]
-        parts += changed_arguments(self, ("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
+        parts += changes(self, hidden=("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def cited(self) -> list[str]:

@@ -17,7 +17,7 @@ from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
 from ..common.frames import check_columns, numbers, relevance_of
 from ..common.key import key
-from ..common.presentation import Presented, ShowsChanges, changed_arguments
+from ..common.presentation import Presented, ShowsChanges, changes
 from ..common.warnings import warn
 from ..data.collection import TextLoader
 from .reranker import CrossEncoder
@@ -59,7 +59,7 @@ class Calibrated(Presented, pt.Estimator):
         check_type(pt.Transformer, "a transformer that gives scores", model=self.model)
 
     def __repr__(self) -> str:
-        return f"Calibrated({', '.join([repr(self.model), *changed_arguments(self, ('model', 'calibration'))])})"
+        return f"Calibrated({', '.join([repr(self.model), *changes(self, hidden=('model', 'calibration'))])})"
 
     def subtransformers(self) -> dict[str, Any]:
         """Return the model."""

@@ -38,7 +38,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, Presented, changed_arguments, composed, described
+from ..common.presentation import HIDDEN, Presented, changes, composed, described
 from ..common.progress import work_bar
 from ..common.servers import BackendError
 from ..common.warnings import warn, warn_of_coverage, warn_of_inputs, warn_once
@@ -185,7 +185,7 @@ class Reranker(Presented, pt.Transformer):
         self.check()
 
     def __repr__(self) -> str:
-        arguments = changed_arguments(self, ("backbone", *HIDDEN))
+        arguments = changes(self, hidden=("backbone", *HIDDEN))
         backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
         return f"{type(self).__name__}({', '.join([repr(backbone), *arguments])})"
 

@@ -110,19 +110,6 @@ def test_values_by_query_lack_only_the_rows_of_pyterrier_without_a_value():
     pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
 
 
-@pytest.mark.parametrize(
-    ("given", "ours"),
-    [
-        ({"eval_metrics": ["AP"]}, "has no argument 'eval_metrics': metrics= takes its place"),
-        ({"metrics": ["AP"], "perquery": True}, "'perquery': .perquery of the results takes its place"),
-        ({"metrics": ["AP"], "correction_alpha": 0.01}, "'correction_alpha': alpha= takes its place"),
-    ],
-)
-def test_arguments_of_pyterriers_experiment_are_answered_by_ours(given, ours):
-    with pytest.raises(TypeError, match=re.escape(ours)):
-        Experiment({"run": RUN}, TOPICS, QRELS, **given)
-
-
 def test_labels_and_qids_may_be_of_any_type():
     run = synthetic.run(TOPICS, 1.0, 1)
     expected = Experiment([run], TOPICS, QRELS, METRICS, names=["a"]).table
