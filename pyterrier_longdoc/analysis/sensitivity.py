@@ -15,7 +15,7 @@ from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
 from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
 from ..common.progress import work_bar
-from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
+from ..experiment.significance import RESAMPLES, Statistics, correct, effect_sizes, p_values, resampled_means
 from ..modelling.tokens import Span, tokenized
 from .judging import scores_by_row
 from .positions import texts_of_corpus
@@ -112,12 +112,13 @@ class PositionSensitivity:
         row: dict[str, Any] = {"place": place, "queries": len(means)}
         if means.empty:
             return row
-        interval = bootstrap_intervals(x, y, level=self.confidence, resamples=self.resamples, seed=self.seed)
+        x_means, y_means = (resampled_means(scores, resamples=self.resamples, seed=self.seed) for scores in (x, y))
+        low, high = Statistics(confidence=self.confidence).interval(x_means - y_means)
         return row | {
             "score": x.mean(),
             "change": (x - y).mean() / unit,
-            "low": interval.low[0] / unit,
-            "high": interval.high[0] / unit,
+            "low": low[0] / unit,
+            "high": high[0] / unit,
             "lower": (x < y).mean(),
             "p-value": p_values(x, y, self.test, resamples=self.resamples, seed=self.seed)[0],
             "effect size": effect_sizes(x, y)[0],

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -121,7 +121,9 @@ def _against(
     names = list(measures) * len(pairs)
     means, reference_means = aggregate(x, names), aggregate(y, names)
     scale = aggregate(np.ones_like(x), names)  # Q for counts, 1 for means
-    intervals = bootstrap_intervals(x, y, level=s.confidence, resamples=s.resamples, seed=s.seed)
+    x_means, y_means = (resampled_means(values, resamples=s.resamples, seed=s.seed) for values in (x, y))
+    low, high = s.interval(x_means - y_means)
+    gain_low, gain_high = s.interval(relative_gain(x_means, y_means))
     equivalence = equivalence_p_values(x, y, s.margin)
     p = p_values(x, y, s.test, resamples=s.resamples, seed=s.seed)
     reject, corrected = p < s.alpha, p.copy()
@@ -137,11 +139,11 @@ def _against(
             "mean": means,
             "reference mean": reference_means,
             "difference": means - reference_means,
-            "low": intervals.low * scale,
-            "high": intervals.high * scale,
+            "low": low * scale,
+            "high": high * scale,
             "gain": relative_gain(means, reference_means),
-            "gain low": intervals.gain_low,
-            "gain high": intervals.gain_high,
+            "gain low": gain_low,
+            "gain high": gain_high,
             "+": (x > y).sum(0),
             "-": (x < y).sum(0),
             "p-value": p,
@@ -243,31 +245,12 @@ def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(spread > 0, difference.mean(0) / spread, np.nan)
 
 
-class Intervals(NamedTuple):
-    """Ends, `(K,)` each, of intervals of the mean difference and of the relative gain, `mean(x) / mean(y) - 1`."""
-
-    low: np.ndarray
-    high: np.ndarray
-    gain_low: np.ndarray
-    gain_high: np.ndarray
-
-
-def bootstrap_intervals(
-    x: np.ndarray, y: np.ndarray, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 42
-) -> Intervals:
-    """Return percentile intervals from resampled queries (Efron & Tibshirani 1993, chapter 13).
-
-    `scipy.stats.bootstrap` takes 8 to 19 times as long: it copies the values of all comparisons for each resample.
-    """
-    x_means, y_means = (resampled_means(values, resamples=resamples, seed=seed) for values in (x, y))
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(x_means - y_means, ends, axis=0)
-    gain_low, gain_high = np.quantile(relative_gain(x_means, y_means), ends, axis=0)
-    return Intervals(low, high, gain_low, gain_high)
-
-
 def resampled_means(x: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 42) -> np.ndarray:
-    """Return the `(resamples, K)` means of resampled queries; equal seeds draw the same queries for equal Q."""
+    """Return the `(resamples, K)` means of resampled queries; equal seeds draw the same queries for equal Q.
+
+    Their quantiles bound percentile intervals (Efron & Tibshirani 1993, chapter 13). `scipy.stats.bootstrap` takes 8 to
+    19 times as long: it copies the values of all comparisons for each resample.
+    """
     return np.concatenate([counts @ x for counts in _resampled_counts(len(x), resamples, seed)]) / len(x)
 
 
