@@ -17,7 +17,6 @@ from ir_measures import AP, nDCG
 
 from .analysis import PositionEffectiveness
 from .common.files import import_extra
-from .common.measures import chance_rr
 from .common.plots import COLOURS
 from .experiment import ExperimentResults, Statistics
 from .experiment.significance import p_in_words
@@ -123,9 +122,10 @@ def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
 
     The measure is RR; one of `depth` candidates for each topic is relevant, and has each rank equally often.
     """
+    expected = sum(1 / rank for rank in range(1, depth + 1)) / depth
     return replace(
         results,
-        values={**results.values, CHANCE: np.full((1, len(results.qids), 1), chance_rr(depth))},
+        values={**results.values, CHANCE: np.full((1, len(results.qids), 1), expected)},
         seeds={**results.seeds, CHANCE: [None]},
         statistics=Statistics(baseline=(CHANCE,), correction="holm"),
     )

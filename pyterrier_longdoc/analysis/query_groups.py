@@ -10,7 +10,8 @@ import pandas as pd
 
 from ..common.arguments import check_arguments
 from ..common.frames import as_strings, check_columns, labels_of
-from ..common.plots import draw_means, finish, label_group, label_mean, new_axes, offsets
+from ..common.language import counted
+from ..common.plots import draw_means, finish, label_mean, new_axes, offsets
 from ..experiment import ExperimentResults
 from ..experiment.significance import resampled_means
 
@@ -160,6 +161,7 @@ def draw_groups(
         is_full = [(group, name) in full for group in rows["group"]]
         label = name if labels is None else labels[name]
         draw_means(ax, places + shift, rows["mean"], rows, full=is_full, label=label, system=system)
-    ax.set_xticks(places, [label_group(group, len(results.qids)) for group, results in groups.items()])
+    ticks = [f"{group}\n{counted(len(results.qids), 'query', 'queries')}" for group, results in groups.items()]
+    ax.set_xticks(places, ticks)
     ax.set_ylabel(label_mean(measure, first.statistics.confidence))
     return ax

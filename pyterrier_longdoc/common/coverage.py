@@ -181,7 +181,8 @@ class Coverage:
             f"{self.queries} queries, {self.queries_cut} of them cut",
         ]
         if self.cut:
-            parts.append(f"not read: {in_words(self.cut)}")
+            cuts = (f"{tokens} tokens cut by {argument}" for argument, tokens in self.cut.items())
+            parts.append(f"not read: {', '.join(cuts)}")
         if self.windows_cut:
             parts.append(f"{self.windows_cut} windows cut by the server")
         if self.rows_without_text + self.rows_without_query:
@@ -193,11 +194,6 @@ class Coverage:
             by = f"{self.dtype} by {self.runtime}" if self.runtime not in (None, "torch") else self.dtype
             parts.append(f"{self.tokens_computed} tokens computed in {by}, {padding}")
         return "; ".join(parts)
-
-
-def in_words(cut: Mapping[str, int]) -> str:
-    """Return how many tokens each argument cut, in words."""
-    return ", ".join(f"{tokens} tokens cut by {argument}" for argument, tokens in cut.items())
 
 
 @dataclass(frozen=True, eq=False)

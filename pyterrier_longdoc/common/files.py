@@ -14,7 +14,6 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 _ROWS_AT_ONCE = 64  # of a Parquet file; documents of a megabyte are published
 
@@ -119,11 +118,6 @@ def folder_digest(folder: str | Path) -> str | None:
 @lru_cache(maxsize=1024)
 def _remembered_digest(path: Path, *_: int) -> str:
     return file_digest(path)
-
-
-def folder_name(name: str) -> str:
-    """Return a folder's name for any name: no two share one, and none is hidden or leaves its folder."""
-    return quote(name, safe=" ()+,=@-_").replace(".", "%2E")
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:

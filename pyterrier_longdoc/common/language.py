@@ -16,7 +16,6 @@ from .files import full_name
 from .packaged import encoder_folder
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
-_SUMMARY_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
 _SPACE = re.compile(r"\s+")
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
@@ -29,9 +28,6 @@ SPACED_WORD = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
 _VOWELS = "\u0900-\u0963\u0966-\u0dff"  # Indic signs, which \w leaves out
 _ASCII_TERM = re.compile(r"\w+", re.ASCII)
 _TERM = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:[{_VOWELS}]+[^\W{UNSPACED}]*)*")
-
-LETTERS = re.compile(r"[^\W\d_]{2,}")
-"""A word that is no number; it selects the published topics of `longdoc:docstrings` and must stay the same."""
 
 Counter = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text."""
@@ -67,31 +63,6 @@ def sentences(text: str) -> list[str]:
     starts = sentence_starts(text)
     pieces = (text[start:end].strip() for start, end in zip([0, *starts], [*starts, len(text)], strict=True))
     return [piece for piece in pieces if piece]
-
-
-def summary_end(text: str) -> int:
-    """Return the number of characters of the first sentence of a docstring.
-
-    Unlike `sentence_starts` it must not change: the topics of `longdoc:docstrings` are published.
-
-    Example:
-        >>> summary_end("Use e.g. Numpy, i.e. arrays. Then more.")
-        28
-    """
-    end = _SUMMARY_END.search(text)
-    return end.end() if end else len(text)
-
-
-def ends_sentence(word: str) -> bool:
-    """Return whether a sentence ends with a word.
-
-    Unlike `sentence_starts` it must not change: the places of needles are published.
-
-    Example:
-        >>> ends_sentence('word.")')
-        True
-    """
-    return word.rstrip("\"')]").endswith((".", "!", "?"))
 
 
 def token_spans(text: str) -> list[tuple[int, int]]:
@@ -197,14 +168,6 @@ def word_spans(text: str) -> tuple[list[str], np.ndarray]:
 
 def _pattern(plain: str) -> re.Pattern[str]:
     return _ASCII_TERM if plain.isascii() else _TERM
-
-
-def folded(text: str) -> str:
-    """Return a text in which letter case and white space make no difference.
-
-    Unlike `normalized` it must not change: the topics of `longdoc:docstrings` are published.
-    """
-    return " ".join(text.casefold().split())
 
 
 def digest(text: str) -> int:

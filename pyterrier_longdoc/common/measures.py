@@ -23,8 +23,3 @@ def measure_named(name: Any) -> Any:
     if len(measures) > 1:
         raise ValueError(f"{name!r} stands for {len(measures)} measures: name one, such as {str(measures[0])!r}")
     return measures[0]
-
-
-def chance_rr(candidates: int) -> float:
-    """Return the mean reciprocal rank of one relevant document over all orders of so many candidates: H_n / n."""
-    return sum(1 / rank for rank in range(1, candidates + 1)) / candidates

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from .files import import_extra
-from .language import counted
 from .presentation import percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
@@ -55,11 +54,6 @@ def draw_means(
     style, significant = line_style(system), np.array(full, dtype=bool)
     ax.errorbar(at, middle, yerr=ends, markerfacecolor=ax.get_facecolor(), capsize=3, label=label, **style)
     ax.scatter(at[significant], middle[significant], zorder=3, **style)
-
-
-def label_group(group: str, queries: int) -> str:
-    """Return the label of a group of queries."""
-    return f"{group}\n{counted(queries, 'query', 'queries')}"
 
 
 def label_mean(measure: str, confidence: float) -> str:

@@ -33,7 +33,7 @@ from typing import Any
 import pyterrier as pt
 
 from ..common.files import read_jsonl, write_jsonl
-from ..common.language import LETTERS, count_tokens, folded, summary_end
+from ..common.language import count_tokens
 from .collection import CollectionParts, PositionedCollection
 from .rows import qrels_frame, topics_frame
 
@@ -57,6 +57,9 @@ _SKIPPED_FOLDERS = re.compile(
     r"_?tests?|_?testing|site-packages|dist-packages|lib2to3|idlelib|turtledemo|ensurepip"
     r"|_?externals?|_?vendor(ed)?|third_party|__pycache__"
 )
+# Not those of `common.language`, which may change: the topics are published.
+_SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
+_LETTERS = re.compile(r"[^\W\d_]{2,}")  # a word that is no number
 _LONG_STRING = re.compile(rb'("""|\'\'\')(?:(?!\1).){100}', re.DOTALL)
 _RULER = re.compile(r"[^\w\s]{3,}\s*$")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
@@ -101,7 +104,9 @@ def split_summary(docstring: str) -> tuple[str, str]:
     if len(lines) > 1 and _RULER.match(lines[1]):
         lines[1] = ""  # the first line is an underlined title, a separate paragraph
     body = "\n".join(lines)
-    end = summary_end(_PARAGRAPH_END.split(body, maxsplit=1)[0])
+    paragraph = _PARAGRAPH_END.split(body, maxsplit=1)[0]
+    sentence = _SENTENCE_END.search(paragraph)
+    end = sentence.end() if sentence else len(paragraph)
     return _plain(body[:end]).rstrip(" .:"), textwrap.dedent(body[end:]).strip()
 
 
@@ -224,12 +229,17 @@ def _load_or_build(file: Path, recipe: dict[str, Any]) -> list[Entry]:
     return entries
 
 
+def folded(text: str) -> str:
+    """Return a text in which letter case and white space make no difference."""
+    return " ".join(text.casefold().split())
+
+
 def _plain(text: str) -> str:
     return " ".join(_MARKUP.sub("", _ROLE.sub(r"\1", text)).split())
 
 
 def _is_topic(query: str, text: str) -> bool:
-    if not MIN_QUERY_WORDS <= len(LETTERS.findall(query)) <= MAX_QUERY_WORDS or _NOT_PROSE.search(query):
+    if not MIN_QUERY_WORDS <= len(_LETTERS.findall(query)) <= MAX_QUERY_WORDS or _NOT_PROSE.search(query):
         return False
     return query.casefold() not in _plain(text).casefold()
 

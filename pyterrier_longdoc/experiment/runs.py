@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import ir_measures
 import numpy as np
@@ -18,7 +19,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments
-from ..common.files import folder_name, write_lines
+from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, integer_labels
 from ..common.measures import measures_named
 from ..common.runs import frame_digest, read_run, write_run
@@ -165,7 +166,9 @@ def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:
 def _run_file(folder: Path, system: str, seed: int | None, fold: Fold | None) -> Path:
     stem = "run" if seed is None else f"seed-{seed}"
     suffix = "" if fold is None else f".fold-{fold.index}"
-    return folder / "runs" / folder_name(system) / f"{stem}{suffix}.res.gz"
+    # No two systems share a folder, and none is hidden or leaves the experiment's.
+    name = quote(system, safe=" ()+,=@-_").replace(".", "%2E")
+    return folder / "runs" / name / f"{stem}{suffix}.res.gz"
 
 
 def _notes_of(run_file: Path) -> Path:

@@ -38,9 +38,9 @@ import pyterrier as pt
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.language import folded
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.data import docstrings
+from pyterrier_longdoc.data.docstrings import folded
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
 

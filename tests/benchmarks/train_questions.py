@@ -48,9 +48,9 @@ import torch
 from train_docstrings import best_passage, phrases_of
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.language import folded
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.data import docstrings
+from pyterrier_longdoc.data.docstrings import folded
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
 
 COLLECTIONS = ("squad", "newwiki", "fairytaleqa", "medquad", "nq")

@@ -17,12 +17,10 @@ from pyterrier_longdoc.common.language import (
     _PROBE,
     count_tokens,
     digest,
-    ends_sentence,
     load_tokenizer,
     named_tokenizer,
     sentence_starts,
     sentences,
-    summary_end,
     token_counter,
     token_spans,
     word_spans,
@@ -57,13 +55,6 @@ def test_sentences_are_all_of_the_text(text):
     assert starts == sorted(set(starts))
     assert all(0 < start < len(text) for start in starts)
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
-
-
-def test_rules_of_published_collections():
-    assert [summary_end(text) for text in ("Use, e.g. Version 1.5 of it. Rest", "No end", "a. b. C")] == [28, 6, 5]
-    assert [ends_sentence(word) for word in ("end.", 'end?"', "(end!)", "end", "1.5", "end.”")] == [True] * 3 + [
-        False
-    ] * 3
 
 
 def test_tokens_are_those_of_the_basic_tokenizer_of_bert():
