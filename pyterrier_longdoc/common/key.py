@@ -106,9 +106,6 @@ class _Describer:
             return self._by_method(value)
         if is_stage:
             return self._stage(value)
-        if hasattr(value, "identity") and _is_ours(value):
-            self._check(value)
-            return self.describe({"class": type(value), **value.identity()})
         if is_dataclass(value):
             return self.describe({"class": type(value), **{f.name: getattr(value, f.name) for f in fields(value)}})
         function = getattr(value, "fn", value)  # PyTerrier hands it to Java so

@@ -61,7 +61,7 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
         values = arguments_of(self, "head", "windows", "input").items()
         arguments: dict[str, Any] = {name: described(value) for name, value in values}
         if self.preselect is not None:
-            arguments["preselect"] = self.preselect.identity()
+            arguments["preselect"] = self.preselect.describe()
         return {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
 
     def _check(self) -> None:

@@ -83,11 +83,11 @@ class ExternalScorer(ABC):
         """Return a finite score for each of P distinct pairs, scored at most `batch_size` at a time."""
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return a JSON-able description of all that a score depends on; ValueError if it is not known."""
 
     def code_parts(self) -> Sequence[Any]:
-        """Return nothing that `key` must look into: `identity` answers for all parts."""
+        """Return nothing that `key` must look into: `describe` answers for all parts."""
         return ()
 
     def limits(self) -> Limits:
@@ -200,8 +200,8 @@ class ExternalEncoder(nn.Module):
         return to_dense(values.unsqueeze(1), [len(pair.spans) for pair in pairs])
 
     def describe_weights(self, model: Any) -> dict[str, Any]:
-        """Return the scorer's identity: its weights are not here."""
-        return self.scorer.identity()
+        """Return the scorer's description: its weights are not here."""
+        return self.scorer.describe()
 
     def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return nothing: only the scorer might know more."""

@@ -340,7 +340,7 @@ class Model(nn.Module):
             "windows": windows_to_config(reader.windows),
             "max_doc_len": settings.max_doc_len,
             "max_query_len": reader.max_query_len,
-            "preselect": None if settings.preselect is None else settings.preselect.identity(),
+            "preselect": None if settings.preselect is None else settings.preselect.describe(),
             "reader": reader.describe(),
             "weights": self.encoder.describe_weights(self),
             "tokenizer": blake2b(tokenizer).hexdigest(),

@@ -62,7 +62,7 @@ class Preselection(Cited, ABC):
         """
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return a JSON-able description of everything that a choice depends on, weights included."""
 
     @abstractmethod
@@ -156,11 +156,11 @@ class WindowSelector(Preselection):
     ) -> list[np.ndarray]:
         """Return for each of P pairs the `(N,)` scores of its document's windows."""
 
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"type": type(self).__name__, **defined_in(type(self)), **asdict(self)}
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        return self.identity()
+        return self.describe()
 
     @classmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
@@ -273,7 +273,7 @@ class BM25Windows(WindowSelector):
         return math.log1p((total - count + 0.5) / (count + 0.5))
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        config = self.identity()
+        config = self.describe()
         frequencies = config.pop("document_frequencies")
         if frequencies is not None:
             (folder / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -340,8 +340,8 @@ class KeyBlocks(Preselection):
         shorter = [document.select(spans) for document, spans in blocks]
         return [(document, windows(document)) for document in shorter]
 
-    def identity(self) -> dict[str, Any]:
-        return self._config(self.selector.identity())
+    def describe(self) -> dict[str, Any]:
+        return self._config(self.selector.describe())
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         return self._config(self.selector.to_config(folder))

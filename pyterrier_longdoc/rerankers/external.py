@@ -67,7 +67,7 @@ class PairScorer(ExternalScorer):
         arguments += [change for change in changes(self) if not change.startswith("scorer=")]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return its name; ValueError without one."""
         if self.name is None:
             raise ValueError(

@@ -298,7 +298,6 @@ class Reranker(Presented, pt.Transformer):
         """Return what the scores of this transformer depend on besides query and text, JSON-able.
 
         This includes the contents of the weights, the current arguments, and the kind and precision of the device.
-        Not called `identity`, because every PyTerrier transformer has a static method of that name.
 
         Raises:
             ValueError: if the tokenizer has a step in Python, which may change unnoticed.

@@ -49,7 +49,7 @@ class ModelWindows(WindowSelector):
         warn_of_coverage(self.model, scored.coverage, ", which selects windows,")
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
 
     def cited(self) -> list[str]:

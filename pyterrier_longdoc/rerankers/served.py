@@ -169,7 +169,7 @@ class ScoreServer(ExternalScorer):
         with_query, line_break, with_text = between.rpartition("\n")
         return before + query + with_query + line_break, with_text + text + after
 
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return its address and its requests' form; ValueError without the name of a model."""
         if self.model is None:
             raise ValueError(f"{self!r} names no model to find its scores by: give model=, or leave score_cache out")

@@ -256,7 +256,7 @@ def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
     expected = model(results)["score"]
     model.save(tmp_path)
     loaded = ld.MaxP.load(tmp_path)
-    assert loaded.preselect.identity() == chosen.identity()
+    assert loaded.preselect.describe() == chosen.describe()
     np.testing.assert_allclose(loaded(results)["score"], expected, atol=1e-5)
     plain = ld.MaxP.load(tmp_path, preselect=None)
     np.testing.assert_allclose(plain(results)["score"], make("MaxP", cross_encoder)(results)["score"], rtol=1e-5)

@@ -265,8 +265,8 @@ def test_a_template_takes_its_tokens_from_windows_and_is_part_of_the_identity(fo
         plain, with_template = (ld.ScoreServer(**{**vars(one), "url": server.url}) for one in (plain, with_template))
         words = len(tiny.tokenizer()(QWEN.format(query="", text=""), add_special_tokens=False)["input_ids"])
         assert plain.limits().longest_input - with_template.limits().longest_input == words
-    assert plain.identity() != with_template.identity()
-    assert "template" not in plain.identity()  # caches of old are still good
+    assert plain.describe() != with_template.describe()
+    assert "template" not in plain.describe()  # caches of old are still good
     named = ld.ScoreServer("http://localhost", template="qwen3-reranker")
     assert repr(named) == "ScoreServer('http://localhost', template='qwen3-reranker')"
     for template, message in (("yes-no", "chat template"), ("no slots", "must hold {query} and then {text}")):
