@@ -241,9 +241,8 @@ def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
                 out[["qid", "docno", "score"]].to_csv(whole, index=False)
             took, questions = time.process_time() - begin, own["qid"].nunique()
             bm25, alone = mean_of(own), mean_of(own, out["score"])
-            print(
-                f"{short} {collection}: {alone} (BM25 {bm25}) on {questions}, {took / questions:.1f} CPU s each", flush=True
-            )
+            seconds = f"{took / questions:.1f} CPU s each"
+            print(f"{short} {collection}: {alone} (BM25 {bm25}) on {questions}, {seconds}", flush=True)
 
 
 def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
