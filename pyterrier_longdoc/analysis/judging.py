@@ -27,7 +27,7 @@ from ..common.frames import (
     validated,
 )
 from ..common.parallel import RunAll, in_parallel
-from ..common.presentation import Presented
+from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
 from ..common.warnings import warn, warn_of_inputs
 from ..listwise.client import AsksLLM, read_reply
@@ -95,7 +95,7 @@ def parse_grade(reply: str) -> int | None:
 
 
 @dataclass(eq=False, repr=False)
-class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
+class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
     """Grades documents from 0 to 3 by asking a language model about each chunk; the best chunk decides.
 
     Source: UMBRELA (Upadhyay et al. 2024), with this package's own wording; chunks of whole sentences as in the

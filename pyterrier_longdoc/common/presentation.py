@@ -66,8 +66,8 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-class ShowsChanges:
-    """A dataclass that shows the fields which differ from their defaults."""
+class ReprMixin:
+    """Base of dataclasses: the repr has the fields that differ from their defaults."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"
@@ -92,8 +92,8 @@ def composed(cls: type, root: type) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class Presented(Cited):
-    """Base of rerankers and judges: hash, drawing and citation."""
+class NotebookMixin(ReprMixin, Cited):
+    """Base of transformers: repr, hash, drawing and citation."""
 
     def __hash__(self) -> int:
         # PyTerrier's hash is that of the repr, which `fit` changes: dictionaries would lose their keys.

@@ -121,7 +121,7 @@ def without_secrets(url: Any) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
-def words_of(response: Any) -> str:
+def error_text(response: Any) -> str:
     """Return the server's message in an HTTP response with an error."""
     try:
         return message_in(json.loads(response.text))
@@ -139,7 +139,7 @@ def message_in(body: Any) -> str:
     return body if isinstance(body, str) else json.dumps(body, default=str)
 
 
-def public(message: str, *keys: Any) -> str:
+def redact(message: str, *keys: Any) -> str:
     """Return the beginning of a message, without these keys."""
     for key in keys:
         if isinstance(key, str) and key.strip():

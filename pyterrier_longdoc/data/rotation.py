@@ -11,7 +11,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.frames import strings
-from ..common.presentation import Presented, ShowsChanges
+from ..common.presentation import NotebookMixin
 
 _CUT = re.compile(r"\b(?=\w)")
 
@@ -34,7 +34,7 @@ def rotate(text: str, rng: random.Random) -> str:
 
 
 @dataclass(eq=False, repr=False)
-class RotateDocuments(ShowsChanges, Presented, pt.Transformer):
+class RotateDocuments(NotebookMixin, pt.Transformer):
     """Removes the bias of positions from training documents: rotates each at a random word.
 
     Put it between text loader and model when training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or before

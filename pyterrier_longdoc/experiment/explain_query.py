@@ -16,7 +16,7 @@ import pyterrier as pt
 from ..common.arguments import changed
 from ..common.files import write_lines
 from ..common.frames import as_strings, labels_of, texts_of, window_fields, with_windows_in
-from ..common.presentation import Presented
+from ..common.presentation import NotebookMixin
 from ..common.runs import stages_of
 from .runs import RunByQuery, run_by_query
 
@@ -256,7 +256,7 @@ def _reason_not_to_run(system: Any) -> str | None:
 def _all_models(pipeline: pt.Transformer) -> list[Any]:
     """Return all transformers in a pipeline, among them the models of cross-validation, which are no steps."""
     stages: list[Any] = list(stages_of(pipeline))
-    stages += [model for stage in stages if isinstance(stage, Presented) for model in getattr(stage, "models", ())]
+    stages += [model for stage in stages if isinstance(stage, NotebookMixin) for model in getattr(stage, "models", ())]
     return list({id(stage): stage for stage in stages}.values())
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ..common.arguments import argument, validate
 from ..common.citations import Cited
-from ..common.presentation import ShowsChanges
+from ..common.presentation import ReprMixin
 from .backends import Reply
 from .client import LOGPROBS_FROM, LLMClient
 from .parsing import ParsedReply, parse_ranking
@@ -59,7 +59,7 @@ class AnswerForm(Cited, ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class Permutation(ShowsChanges, AnswerForm):
+class Permutation(ReprMixin, AnswerForm):
     """The model writes the numbers of all documents, best first: `[2] > [1]`; any model can. Sun et al. 2023."""
 
     prompt = ListwisePrompt()
@@ -83,7 +83,7 @@ class Permutation(ShowsChanges, AnswerForm):
 
 
 @dataclass(frozen=True, repr=False)
-class FirstToken(ShowsChanges, AnswerForm):
+class FirstToken(ReprMixin, AnswerForm):
     """The order is that of the log-probabilities of the documents' identifiers as first token of the answer.
 
     Source: FIRST (Reddy et al. 2024, arXiv 2406.15657), whose identifiers are letters. The model writes one token for a

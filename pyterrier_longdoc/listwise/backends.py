@@ -17,13 +17,13 @@ from ..common.servers import (
     ContextOverflowError,
     MalformedReplyError,
     check_parameters,
+    error_text,
     is_too_long,
     key_in,
     llm_library,
-    public,
+    redact,
     retrying,
     without_secrets,
-    words_of,
 )
 from .prompts import Message
 
@@ -175,12 +175,12 @@ class OpenAIBackend:
             return reply
         except openai.OpenAIError as error:
             response: Any = getattr(error, "response", None)
-            message = str(error.__cause__ or error) if response is None else words_of(response)
+            message = str(error.__cause__ or error) if response is None else error_text(response)
             url = getattr(getattr(error, "request", None), "url", self.base_url or "")
             too_long = is_too_long(getattr(error, "status_code", None), f"{message} {getattr(error, 'code', '')}")
             reason = f"{self.model}: {type(error).__name__} at {without_secrets(url)}: {message}"
             key = getattr(client, "api_key", None)
-            failure = (ContextOverflowError if too_long else BackendError)(public(reason, key))
+            failure = (ContextOverflowError if too_long else BackendError)(redact(reason, key))
         # Not within "except": the error would hold the original one, with the request and its key.
         raise failure
 
@@ -200,8 +200,10 @@ class OpenAIBackend:
         try:
             return _reply_of(raw.parse())
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-            message = f"no answer of OpenAI's API at {without_secrets(client.base_url)}: {words_of(raw.http_response)}"
-        raise MalformedReplyError(public(f"{self.model}: {message}", client.api_key))
+            message = (
+                f"no answer of OpenAI's API at {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
+            )
+        raise MalformedReplyError(redact(f"{self.model}: {message}", client.api_key))
 
 
 def _reply_of(answer: Any) -> Reply:

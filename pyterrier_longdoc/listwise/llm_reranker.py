@@ -14,7 +14,7 @@ from ..common.citations import papers_of
 from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
-from ..common.presentation import Presented, changes, described
+from ..common.presentation import NotebookMixin, changes, described
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
@@ -26,7 +26,7 @@ from .prompts import Prompt
 
 
 @dataclass(eq=False, repr=False)
-class LLMReranker(AsksLLM, Presented, pt.Transformer):
+class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
     """The common arguments of `RankGPT`, which explains them, and of `Pointwise`."""
 
     llm: Any = argument(role="checkpoint")

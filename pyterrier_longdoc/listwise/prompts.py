@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from ..common.arguments import argument, validate
-from ..common.presentation import ShowsChanges
+from ..common.presentation import ReprMixin
 
 Message = dict[str, str]
 """One chat message, `{"role": "system" | "user" | "assistant", "content": text}`."""
@@ -34,7 +34,7 @@ def clean(text: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class ListwisePrompt(ShowsChanges):
+class ListwisePrompt(ReprMixin):
     r"""A listwise ranking prompt, as chat turns (one message per document) or as a single message.
 
     In the chat form the model acknowledges each document in a turn of its own, as in RankGPT (Sun et al. 2023); the

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..common.arguments import argument, validate
 from ..common.language import sentence_starts, word_starts
-from ..common.presentation import ShowsChanges
+from ..common.presentation import ReprMixin
 from ..common.registry import defined_in, look_up, register
 from .tokens import Span, TokenizedText
 
@@ -34,7 +34,7 @@ _CLASSES: dict[str, type[Windows]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Windows(ShowsChanges, ABC):
+class Windows(ReprMixin, ABC):
     """Base class: cuts a tokenised document into windows.
 
     A new rule is a frozen dataclass with `spans` and `largest`. It sets `needs_text` if it reads the text, and

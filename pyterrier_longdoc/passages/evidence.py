@@ -16,7 +16,7 @@ from ..common.arguments import argument, validate
 from ..common.files import full_name
 from ..common.frames import Document, TextField, TruncationWarning
 from ..common.language import Counter, is_visible, token_counter
-from ..common.presentation import Presented, ShowsChanges
+from ..common.presentation import NotebookMixin
 from ..common.warnings import warn
 from ..modelling.words import Words
 from .excerpts import MARK, Budget, ChosenPassages
@@ -26,7 +26,7 @@ WINDOWS = ("window_scores", "window_spans")
 
 
 @dataclass(eq=False, repr=False)
-class Evidence(ShowsChanges, Presented, pt.Transformer):
+class Evidence(NotebookMixin, pt.Transformer):
     """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
 
     Reads results of any reranker of this package with `explain=True`. The windows of all documents of a query are taken

@@ -11,13 +11,13 @@ import pyterrier as pt
 from ..common.arguments import argument, check_type
 from ..common.files import full_name
 from ..common.frames import Text, TextField, as_document, documents_of, field_names, on_lines, window_fields
-from ..common.presentation import Presented, ShowsChanges
+from ..common.presentation import NotebookMixin
 from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import SlidingWindows, Windows
 
 
 @dataclass(eq=False, repr=False)
-class Passages(ShowsChanges, Presented, pt.Transformer):
+class Passages(NotebookMixin, pt.Transformer):
     """Makes each document's windows rows of their own: `d1%p0`, `d1%p1`, ..., as PyTerrier names passages.
 
     It reads documents to be indexed (`docno` and the text), or results to be reranked (`qid`, too), and keeps the other

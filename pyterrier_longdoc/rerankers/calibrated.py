@@ -17,7 +17,7 @@ from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
 from ..common.frames import check_columns, numbers, relevance_of
 from ..common.key import key
-from ..common.presentation import Presented, ShowsChanges, changes
+from ..common.presentation import NotebookMixin, changes
 from ..common.warnings import warn
 from ..data.collection import TextLoader
 from .reranker import CrossEncoder
@@ -28,7 +28,7 @@ FEWEST = 20
 
 
 @dataclass(eq=False, repr=False)
-class Calibrated(Presented, pt.Estimator):
+class Calibrated(NotebookMixin, pt.Estimator):
     """Adds the column `probability`, that a document is relevant, to the results of a reranker; scores stay.
 
     `fit` learns it from judged results: from scores and, of a reranker with `explain=True`, numbers of windows, as the
@@ -177,7 +177,7 @@ def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 
 @dataclass(eq=False, repr=False)
-class Above(ShowsChanges, Presented, pt.Transformer):
+class Above(NotebookMixin, pt.Transformer):
     """Drops documents whose `probability` is below `threshold`, and warns of queries that are left without any."""
 
     threshold: float = argument(at_least=0, at_most=1)

@@ -38,7 +38,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, Presented, changes, composed, described
+from ..common.presentation import HIDDEN, NotebookMixin, changes, composed, described
 from ..common.progress import work_bar
 from ..common.servers import BackendError
 from ..common.warnings import warn, warn_of_coverage, warn_of_inputs, warn_once
@@ -91,7 +91,7 @@ class PrecisionWarning(UserWarning):
 
 
 @dataclass(eq=False, repr=False)
-class Reranker(Presented, pt.Transformer):
+class Reranker(NotebookMixin, pt.Transformer):
     """Base of the rerankers that score a document by its windows: cross-encoders and bi-encoders.
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with

@@ -27,12 +27,12 @@ from ..common.servers import (
     OutageError,
     check_address,
     check_parameters,
+    error_text,
     is_too_long,
     key_in,
     message_in,
-    public,
+    redact,
     retrying,
-    words_of,
 )
 from ..modelling.external import ExternalScorer, Limits, Scores
 from ..modelling.templates import Template, resolve_template
@@ -260,13 +260,13 @@ class ScoreServer(ExternalScorer):
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
                 failure = MalformedReplyError(f"no reply of the form {self.api!r}: {error}")
             # Outside "except": inside it the failure would carry the original error, with the request and its key.
-            failure.args = (f"{self!r}, asked at {url}: {public(str(failure), key)}",)
+            failure.args = (f"{self!r}, asked at {url}: {redact(str(failure), key)}",)
             raise failure
 
         return retrying(self.max_retries, OutageError, MalformedReplyError, ended=stop)(send_once)
 
     def _refusal(self, response: Any, blank: bool) -> BackendError:
-        status, words = response.status_code, words_of(response)
+        status, words = response.status_code, error_text(response)
         message = f"{status}, {words}"
         if is_too_long(status, words):
             return ContextOverflowError(message)

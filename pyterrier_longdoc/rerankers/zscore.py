@@ -9,11 +9,11 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.frames import check_qids, numbers
-from ..common.presentation import Presented, ShowsChanges
+from ..common.presentation import NotebookMixin
 
 
 @dataclass(eq=False, repr=False)
-class ZScore(ShowsChanges, Presented, pt.Transformer):
+class ZScore(NotebookMixin, pt.Transformer):
     """Replaces each score by its z-score among the query's candidates, for sums of systems (Montague & Aslam 2001).
 
     The z-score is `(score - mean) / std`, with the mean and the standard deviation of all candidates of the query. It

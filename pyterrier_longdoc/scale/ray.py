@@ -21,7 +21,7 @@ import pyterrier as pt
 from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import import_extra
-from ..common.presentation import Presented, ShowsChanges
+from ..common.presentation import NotebookMixin, ReprMixin
 from ..common.progress import work_bar
 from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
@@ -36,7 +36,7 @@ _RETRIES = 3
 
 
 @dataclass(eq=False, repr=False)
-class RayExecutor(ShowsChanges, AbstractContextManager):
+class RayExecutor(ReprMixin, AbstractContextManager):
     """Ray actors that do one task at a time each: for `ld.distributed`, `ld.rerank_to_disk`, `k_fold_fit`, `fit_seeds`.
 
     They start with the first task, on the Ray that this program is connected to, the cluster that `RAY_ADDRESS` names
@@ -215,7 +215,7 @@ class _Worker:
         return value, [(str(notice.message), notice.category) for notice in notices]
 
 
-class Distributed(Presented, pt.Transformer, AbstractContextManager):
+class Distributed(NotebookMixin, pt.Transformer, AbstractContextManager):
     """A model whose queries are divided among the workers of an executor; `ld.distributed` makes it.
 
     Attributes:

@@ -15,12 +15,12 @@ from typing import Any
 
 from ..common.arguments import argument, check_arguments, check_type, validate
 from ..common.measures import measure_named
-from ..common.presentation import ShowsChanges, described
+from ..common.presentation import ReprMixin, described
 from .losses import LOSSES
 
 
 @dataclass(frozen=True, repr=False)
-class Lora(ShowsChanges):
+class Lora(ReprMixin):
     """Low-rank adapters (Hu et al. 2022) on the backbone, and on a pre-trained aggregator, themselves frozen.
 
     Needs `peft`. After training they are added to the weights, so that the model is saved and loaded like any other;
@@ -48,7 +48,7 @@ class Lora(ShowsChanges):
 
 
 @dataclass(frozen=True, repr=False)
-class TrainingArgs(ShowsChanges):
+class TrainingArgs(ReprMixin):
     """How a model is trained; the defaults are rates, loss and sizes of Boytsov et al. 2025.
 
     `TrainingArgs.preset(name)` gives the recipes of the papers; `"boytsov2025"` also draws candidates and lowers the

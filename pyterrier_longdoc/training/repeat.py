@@ -15,7 +15,7 @@ import pyterrier as pt
 
 from ..common.arguments import arguments_of, check_arguments, check_seeds
 from ..common.frames import as_strings, check_columns, labels_of
-from ..common.presentation import Presented, described
+from ..common.presentation import NotebookMixin, described
 from ..common.progress import work_bar
 from ..common.runs import frame_digest, read_run, write_run
 from .processes import is_first_process
@@ -56,7 +56,7 @@ def fit_in_turn(
     return model
 
 
-class FoldModels(Presented, pt.Transformer):
+class FoldModels(NotebookMixin, pt.Transformer):
     """Sends each query to the model of its fold, which was not trained on the query's judgements.
 
     Args:
