@@ -77,9 +77,9 @@ _SECTION = re.compile(r"^(\w+):\n((?:(?: .*)?\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*)(?: \([^)]*\))?:.*\n(?:(?:     .*)?\n)*", re.MULTILINE)
 
 
-def composed(cls: type, root: type) -> str:
-    """Return a class's docstring with all arguments and attributes, those of its bases up to `root`, too."""
-    docs = [cleandoc(vars(base)["_own_doc"] or "") + "\n" for base in cls.__mro__ if issubclass(base, root)]
+def composed(*docs: str | None) -> str:
+    """Return the docstring of a class, completed by the arguments and attributes in those of its bases."""
+    docs = tuple(cleandoc(doc or "") + "\n" for doc in docs)
     sections = [dict(_SECTION.findall(doc)) for doc in docs]
     parts = [next((text for doc in docs if (text := _SECTION.sub("", doc).strip())), "")]
     merged = ("Args", "Attributes")

@@ -169,12 +169,9 @@ class Reranker(NotebookMixin, pt.Transformer):
     _sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
 
-    _own_doc: ClassVar[str | None] = __doc__
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._own_doc = vars(cls).get("__doc__")
-        cls.__doc__ = composed(cls, Reranker)
+        cls.__doc__ = composed(cls.__doc__, *(base.__doc__ for base in cls.__bases__ if issubclass(base, Reranker)))
 
     def __post_init__(self) -> None:
         check_roles(self)
