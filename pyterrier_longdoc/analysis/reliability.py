@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
-from ..common.frames import check_columns, numbers, relevance_of
+from ..common.frames import check_columns, numeric, relevance_of
 from ..common.plots import finish, line_style, new_axes
 from ..experiment.significance import Statistics, resampled_means
 
@@ -55,7 +55,7 @@ def reliability(
     check_columns(results, ("qid", "docno", "probability"), "results (see ld.Calibrated)")
     relevant = relevance_of(results, qrels, judged_only=judged_only)
     rows, relevant = results[~np.isnan(relevant)], relevant[~np.isnan(relevant)]
-    p = numbers(rows, "probability", "results", "probabilities are numbers from 0 to 1")
+    p = numeric(rows, "probability", "results", "probabilities are numbers from 0 to 1")
     if not len(p) or p.min() < 0 or p.max() > 1:
         raise ValueError(f"results hold {len(p)} rows of queries with qrels, and each needs a probability from 0 to 1")
     values = pd.DataFrame({"documents": 1, "probability": p, "relevant": relevant})

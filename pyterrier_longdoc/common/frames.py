@@ -327,7 +327,7 @@ def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
     return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
-def numbers(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infinite: bool = False) -> np.ndarray:
+def numeric(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infinite: bool = False) -> np.ndarray:
     """Return a column as float64, numbers in text form too; refuse all other values.
 
     The error has the owner of the column, the first bad row, from 0, and a way out (`advice`).
@@ -350,7 +350,7 @@ def numbers(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infini
 def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     """Return the labels as numbers; ValueError if a document has two different ones for a query."""
     advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
-    labels = numbers(qrels, "label", owner, advice)
+    labels = numeric(qrels, "label", owner, advice)
     pairs = pd.DataFrame({name: as_strings(qrels[name]).to_numpy() for name in ("qid", "docno")})
     judged = pairs.assign(label=labels).drop_duplicates()
     again = judged[judged.duplicated(["qid", "docno"])]

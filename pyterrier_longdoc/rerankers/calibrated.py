@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
-from ..common.frames import check_columns, numbers, relevance_of
+from ..common.frames import check_columns, numeric, relevance_of
 from ..common.key import key
 from ..common.presentation import NotebookMixin, changes
 from ..common.warnings import warn
@@ -170,7 +170,7 @@ def _scored_by(model: Any) -> str | None:
 def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
     """Return `(R, F)` scores and logarithms of the numbers of windows."""
     check_columns(results, names, "Calibrated: the model's results (explain=True adds window_scores)")
-    columns = [numbers(results, "score", "Calibrated", "the model must score every row")]
+    columns = [numeric(results, "score", "Calibrated", "the model must score every row")]
     for name in names[1:]:
         columns.append(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]))
     return np.column_stack(columns)
@@ -193,7 +193,7 @@ class Above(NotebookMixin, pt.Transformer):
             if "probability" not in inp:
                 error.args = (f"{error.args[0]}: put ld.Calibrated(...) before it",)
             raise
-        kept = inp[numbers(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
+        kept = inp[numeric(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():
             warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)
         if "rank" not in kept or (ranks := pd.to_numeric(kept["rank"])).isna().any():

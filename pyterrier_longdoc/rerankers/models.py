@@ -15,7 +15,7 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
-from ..common.frames import numbers, validated
+from ..common.frames import numeric, validated
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
@@ -210,7 +210,7 @@ class Birch(KMaxP):
     def _first_stage_scores(self, inp: pd.DataFrame) -> np.ndarray:
         validated(inp, self.text_field, self.text_loader, self, extra=("score",))
         name = type(self).__name__
-        return numbers(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
+        return numeric(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
 
 
 @dataclass(eq=False, repr=False)

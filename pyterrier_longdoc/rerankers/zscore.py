@@ -8,7 +8,7 @@ from typing import ClassVar
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import check_qids, numbers
+from ..common.frames import check_qids, numeric
 from ..common.presentation import NotebookMixin
 
 
@@ -44,7 +44,7 @@ class ZScore(NotebookMixin, pt.Transformer):
         pt.validate.result_frame(inp, extra_columns=["score"], context=self)
         check_qids(inp)
         qids = inp["qid"].to_numpy()
-        scores = pd.Series(numbers(inp, "score", "ZScore", "the system before it must score every row"))
+        scores = pd.Series(numeric(inp, "score", "ZScore", "the system before it must score every row"))
         queries = scores.groupby(qids, sort=False)
         least, most = queries.transform("min"), queries.transform("max")
         # From 0 to 1 first, where equal scores are exactly 0: rounding would give them a tiny deviation.

@@ -18,7 +18,7 @@ from filelock import FileLock
 from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
-from ..common.frames import as_strings, check_columns, numbers
+from ..common.frames import as_strings, check_columns, numeric
 from ..common.key import digest, key
 from ..common.progress import work_bar
 from ..common.runs import run_lines
@@ -224,7 +224,7 @@ def _write_blocks(
             places = {qid: place for place, qid in enumerate(opened[number])}
             if foreign := set(result["qid"]) - places.keys():
                 raise ValueError(f"{owner} have the qid {min(foreign)!r}, which the candidates lack")
-            scores = numbers(result, "score", owner, "every result needs a score")
+            scores = numeric(result, "score", owner, "every result needs a score")
             scored = pt.model.add_ranks(result.assign(score=scores))
             table = as_table(scored.iloc[np.argsort(scored["qid"].map(places).to_numpy(), kind="stable")])
             with replacing(_block_file(out, number)) as part:

@@ -25,7 +25,7 @@ from ..common.frames import (
     field_names,
     is_blank,
     labels_of,
-    numbers,
+    numeric,
     strings,
     with_text,
 )
@@ -160,7 +160,7 @@ def _groups_and_counts(
     judged, counts = labels_and_counts(results, qrels, args.min_label, "qrels")
     targets, teacher = None, args.teacher_field
     if teacher in results.columns:
-        targets = numbers(results, teacher, "the teacher's scores", "let the teacher score every candidate")
+        targets = numeric(results, teacher, "the teacher's scores", "let the teacher score every candidate")
     number, qids = pd.factorize(as_strings(results["qid"]))
     positions = _positions(results)
     # The queries in the order of their appearance, each with its candidates from the best ranked one on.
@@ -312,11 +312,11 @@ def _positions(results: pd.DataFrame) -> np.ndarray:
     """Return the rank of each row within its query, by score if there is one, from 0."""
     advice = "give each candidate a number, or leave the column out where the rows stand in the order of their ranks"
     if "score" in results.columns:
-        scores = pd.Series(numbers(results, "score", "the candidates", advice, infinite=True))
+        scores = pd.Series(numeric(results, "score", "the candidates", advice, infinite=True))
         queries = pd.factorize(results["qid"])[0]
         ranks = scores.groupby(queries, sort=False).rank(ascending=False, method="first") - 1
     elif "rank" in results.columns:
-        ranks = pd.Series(numbers(results, "rank", "the candidates", advice))
+        ranks = pd.Series(numeric(results, "rank", "the candidates", advice))
     else:
         ranks = results.groupby("qid", sort=False).cumcount()
     return ranks.to_numpy().astype(int)
