@@ -197,8 +197,8 @@ def _manifest_of(out: Path) -> dict[str, Any]:
 def _way_on(out: Path) -> str:
     """Return how to finish the job in a folder, for messages."""
     if _manifest_of(out)["key"] is None:
-        return "begin anew in a new folder, as the pipeline has code that may have changed unnoticed"
-    return "repeat the call of rerank_to_disk, of each shard"
+        return "start again in a new folder, because the pipeline has code that may change unnoticed"
+    return "repeat the call of rerank_to_disk for each shard"
 
 
 def _block_file(out: Path, number: int) -> Path:

@@ -234,7 +234,7 @@ class Failing(pt.Transformer):
     ("pipeline", "cure"),
     [
         (Failing(), "repeat the call of rerank_to_disk"),
-        (pt.apply.generic(lambda frame: Failing()(frame)), "begin anew in a new folder"),
+        (pt.apply.generic(lambda frame: Failing()(frame)), "start again in a new folder"),
     ],
     ids=["installed code", "user code"],
 )
