@@ -77,9 +77,9 @@ _SECTION = re.compile(r"^(\w+):\n((?:(?: .*)?\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*)(?: \([^)]*\))?:.*\n(?:(?:     .*)?\n)*", re.MULTILINE)
 
 
-def composed(*docs: str | None) -> str:
+def composed(*docstrings: str | None) -> str:
     """Return the docstring of a class, completed by the arguments and attributes in those of its bases."""
-    docs = tuple(cleandoc(doc or "") + "\n" for doc in docs)
+    docs = [cleandoc(docstring or "") + "\n" for docstring in docstrings]
     sections = [dict(_SECTION.findall(doc)) for doc in docs]
     parts = [next((text for doc in docs if (text := _SECTION.sub("", doc).strip())), "")]
     merged = ("Args", "Attributes")

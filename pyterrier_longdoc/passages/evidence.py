@@ -85,7 +85,7 @@ class Evidence(NotebookMixin, pt.Transformer):
         documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
         gains = np.zeros(len(inp))
         if self.document_weight:
-            gains += self.document_weight * frames.numbers(inp, "score", "Evidence", "or give document_weight=0")
+            gains += self.document_weight * frames.numeric(inp, "score", "Evidence", "or give document_weight=0")
         placed = frames.with_windows_in(inp, [frames.as_document(document).text for document in documents])
         columns = [placed[name].tolist() for name in ("docno", *WINDOWS)]
         sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, gains, strict=True)]
