@@ -62,8 +62,8 @@ def find_file(name: str, path: str) -> Path | None:
     except LocalEntryNotFoundError as error:  # raised if the hub could not be asked
         cause = error.__cause__ or error
         raise OSError(
-            f"the Hugging Face hub does not tell if {name!r} has a {path}, without which it might be another model "
-            f"({type(cause).__name__}: {cause}): try again, or run 'hf download {name}' first"
+            f"cannot check whether {name!r} contains {path} ({type(cause).__name__}: {cause}): connect to the network, "
+            f"or run 'hf download {name}' first"
         ) from None
     except EntryNotFoundError:
         return None

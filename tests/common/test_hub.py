@@ -218,7 +218,7 @@ def test_a_copy_serves_whatever_the_hub_answers(answering, status, cross_encoder
 def test_a_hub_that_fails_in_the_middle_loses_no_part_of_a_model(answering, load, results):
     """Only files that do not exist are absent: without modules.json a cross-encoder would be a plain encoder."""
     asked = answering(silent=("modules.json",))
-    with pytest.raises(OSError, match=rf"'{NAME}' has a modules.json.*503") as caught:
+    with pytest.raises(OSError, match=rf"'{NAME}' contains modules.json.*503") as caught:
         load(NAME, **SMALL).transform(results)
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
     assert any("modules.json" in path for path in asked)
@@ -228,7 +228,7 @@ def test_a_tokenizer_that_cannot_be_asked_for_is_not_taken_for_none(answering, t
     """MosaicBERT was published without one, to be used with that of BERT."""
     folder = tiny_long.published(tmp_path, "mosaic", labels=1)
     answering(folder=folder, silent=("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
-    with pytest.raises(OSError, match=r"has a tokenizer\.json"):
+    with pytest.raises(OSError, match=r"contains tokenizer\.json"):
         ld.FirstP(NAME, device="cpu")(tiny.frame(["a"], ["b"]))
 
 
