@@ -24,53 +24,38 @@ def check_runs(
 ) -> pd.DataFrame:
     """Return a row for each check that fails; the worst of several seeds counts, for candidates the first one."""
     rows: list[Check] = []
+    queries = len(qids)
+    without_relevant: dict[tuple[str, ...], list[str]] = {}
     for name, runs in outcomes.items():
-        rows += _of_system(name, runs, len(qids))
-    rows += _without_relevant_candidate(outcomes, len(qids))
-    rows += _of_pairs(outcomes, qids, statistics)
-    if statistics.baseline or statistics.partner:
-        rows += _too_few(len(qids), statistics)
-    return pd.DataFrame(rows, columns=CHECK_COLUMNS)
+        for check in RUN_CHECKS:
+            doubtful = max(run.doubtful[check] for run in runs)
+            if doubtful:
+                rows.append((check, name, doubtful, f"{check} in {doubtful} of {queries} queries of {name}"))
+        distinct = len({run.values.tobytes() for run in runs})
+        if distinct < len(runs):
+            message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
+            rows.append(("equal seeds", name, queries, message))
+        lacking = tuple(qid for qid, standing in runs[0].standings.items() if not standing.ranks)
+        without_relevant.setdefault(lacking, []).append(name)
+    for lacking, names in without_relevant.items():  # systems with the same queries share the message
+        check = "no relevant candidate"
+        message = f"{check} in {len(lacking)} of {queries} queries of {', '.join(names)}"
+        rows += [(check, name, len(lacking), message) for name in names if lacking]
 
-
-def _of_system(name: str, runs: Sequence[EvaluatedRun], queries: int) -> Iterator[Check]:
-    for check in RUN_CHECKS:
-        number = max(run.doubtful[check] for run in runs)
-        if number:
-            yield check, name, number, f"{check} in {number} of {queries} queries of {name}"
-    distinct = len({run.values.tobytes() for run in runs})
-    if distinct < len(runs):
-        message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
-        yield "equal seeds", name, queries, message
-
-
-def _without_relevant_candidate(outcomes: Mapping[str, Sequence[EvaluatedRun]], queries: int) -> Iterator[Check]:
-    """Yield a row for each system with such queries; systems with the same queries share the message."""
-    systems: dict[tuple[str, ...], list[str]] = {}
-    for name, runs in outcomes.items():
-        qids = tuple(qid for qid, standing in runs[0].standings.items() if not standing.ranks)
-        systems.setdefault(qids, []).append(name)
-    for qids, names in systems.items():
-        if qids:
-            check = "no relevant candidate"
-            message = f"{check} in {len(qids)} of {queries} queries of {', '.join(names)}"
-            yield from ((check, name, len(qids), message) for name in names)
-
-
-def _of_pairs(
-    outcomes: Mapping[str, Sequence[EvaluatedRun]], qids: Sequence[str], statistics: Statistics
-) -> Iterator[Check]:
-    """Yield the problems of systems and their references."""
     values = {name: mean_over_seeds(np.stack([run.values for run in runs])) for name, runs in outcomes.items()}
     pairs = [pair for _, _, references in statistics.references(list(outcomes)) for pair in references.items()]
     for name, reference in dict.fromkeys(pairs):
         candidates, other = outcomes[name][0].candidates, outcomes[reference][0].candidates
-        queries = sum(candidates.get(qid) != other.get(qid) for qid in qids)
-        if queries:
-            message = f"{name} and {reference} rank different documents in {queries} of {len(qids)} queries"
-            yield "different candidates", name, queries, message
+        different = sum(candidates.get(qid) != other.get(qid) for qid in qids)
+        if different:
+            message = f"{name} and {reference} rank different documents in {different} of {queries} queries"
+            rows.append(("different candidates", name, different, message))
         if np.array_equal(without_rounding(values[name], values[reference]), values[reference]):
-            yield "equal systems", name, len(qids), f"{name} and {reference} have equal values everywhere"
+            rows.append(("equal systems", name, queries, f"{name} and {reference} have equal values everywhere"))
+
+    if statistics.baseline or statistics.partner:
+        rows += _too_few(queries, statistics)
+    return pd.DataFrame(rows, columns=CHECK_COLUMNS)
 
 
 def _too_few(queries: int, statistics: Statistics) -> Iterator[Check]:

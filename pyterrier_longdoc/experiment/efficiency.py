@@ -18,26 +18,23 @@ def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]
 
     `ms/query` is for the whole pipeline; `slow-down` is the rerank time per document relative to the partner's.
     """
-    rows = {name: _row(runs) for name, runs in costs.items() if runs}
+    rows: dict[str, dict[str, float]] = {}
+    for name, total in ((name, Cost.total(runs)) for name, runs in costs.items() if runs):
+        documents, texts, tokens = (number or np.nan for number in (total.documents, total.texts, total.tokens))
+        rows[name] = {
+            "ms/query": 1000 * total.seconds / total.queries,
+            "rerank ms/query": 1000 * total.rerank_seconds / total.queries,
+            "rerank ms/document": 1000 * total.rerank_seconds / documents,
+            "tokens read/document": total.tokens_read / texts,
+            "share read": total.tokens_read / tokens,
+            "windows/document": total.windows / texts,
+            "peak memory MB": total.memory / 2**20,
+            "peak GPU memory MB": total.gpu_memory / 2**20 if total.gpu_memory else np.nan,
+        }
     for name, row in rows.items():
         reference = rows.get(partner.get(name, ""), {}).get("rerank ms/document")
         row["slow-down"] = row["rerank ms/document"] / reference if reference else np.nan
     return pd.DataFrame([{"name": name, **row} for name, row in rows.items()])
-
-
-def _row(costs: list[Cost]) -> dict[str, float]:
-    total = Cost.total(costs)
-    documents, texts, tokens = (number or np.nan for number in (total.documents, total.texts, total.tokens))
-    return {
-        "ms/query": 1000 * total.seconds / total.queries,
-        "rerank ms/query": 1000 * total.rerank_seconds / total.queries,
-        "rerank ms/document": 1000 * total.rerank_seconds / documents,
-        "tokens read/document": total.tokens_read / texts,
-        "share read": total.tokens_read / tokens,
-        "windows/document": total.windows / texts,
-        "peak memory MB": total.memory / 2**20,
-        "peak GPU memory MB": total.gpu_memory / 2**20 if total.gpu_memory else np.nan,
-    }
 
 
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
