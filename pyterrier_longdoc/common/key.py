@@ -102,7 +102,8 @@ class _Describer:
         if is_java(value) or isinstance(value, Enum):
             return value.name if isinstance(value, Enum) else type(value).__name__
         is_stage = isinstance(value, pt.Transformer)
-        if callable(getattr(value, "describe", None)) and (is_stage or _is_ours(value)):
+        is_ours = any(cls.__module__.startswith("pyterrier_longdoc.") for cls in type(value).__mro__)
+        if callable(getattr(value, "describe", None)) and (is_stage or is_ours):
             return self._by_method(value)
         if is_stage:
             return self._stage(value)
@@ -187,8 +188,3 @@ def _attributes_of_terriers(stage: pt.Transformer) -> dict[str, Any]:
         controls = {k: v for k, v in stage.kwargs.get("controls", {}).items() if k not in implied}
         values["kwargs"] = {**stage.kwargs, "controls": controls}
     return values
-
-
-def _is_ours(value: Any) -> bool:
-    """Return whether a class of this package, or a subclass of one, made the object."""
-    return any(cls.__module__.startswith("pyterrier_longdoc.") for cls in type(value).__mro__)

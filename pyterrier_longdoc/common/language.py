@@ -17,7 +17,9 @@ from .packaged import encoder_folder
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
 _SPACE = re.compile(r"\s+")
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+
+TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+"""A word or a punctuation mark, as BERT's basic tokenizer splits them."""
 
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Scripts without spaces, as a range of a regular expression: each of their characters counts as a word."""
@@ -65,16 +67,6 @@ def sentences(text: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def token_spans(text: str) -> list[tuple[int, int]]:
-    """Return the characters of the words and punctuation marks of a text, as BERT's basic tokenizer splits them.
-
-    Example:
-        >>> token_spans("a_b.")
-        [(0, 1), (1, 2), (2, 3), (3, 4)]
-    """
-    return [match.span() for match in _TOKEN.finditer(text)]
-
-
 def count_tokens(text: str) -> int:
     """Count the words and punctuation marks of a text as BERT's basic tokenizer splits them.
 
@@ -84,7 +76,7 @@ def count_tokens(text: str) -> int:
         >>> count_tokens("Return a_b.")
         5
     """
-    return len(_TOKEN.findall(text))
+    return len(TOKEN.findall(text))
 
 
 def counted(number: int, singular: str, plural: str) -> str:

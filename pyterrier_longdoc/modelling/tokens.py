@@ -16,7 +16,7 @@ import numpy as np
 
 from ..common.files import full_name
 from ..common.frames import Document, on_lines
-from ..common.language import named_tokenizer, sentence_starts, token_spans
+from ..common.language import TOKEN, named_tokenizer, sentence_starts
 
 Span = tuple[int, int]
 """Half-open: start and end of a window, in tokens or characters."""
@@ -155,7 +155,7 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(f"tokenizer={tokenizer!r} must be None, a fast Hugging Face tokenizer, or its name")
         return tokenize(tokenizer, [text], offsets=True)[0]
-    spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
+    spans = np.array([match.span() for match in TOKEN.finditer(text)], dtype=np.int32).reshape(-1, 2)
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans)
 
 

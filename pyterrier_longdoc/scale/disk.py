@@ -132,16 +132,13 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
             f"{len(missing)} of {len(files)} blocks are not finished, the first is {missing[0]}: {_way_on(out)}"
         )
     if path is not None:
-        write_lines(Path(path), (line for file in files for line in _lines(file, name)))
+        blocks = (_read(file, ["qid", "docno", "score", "rank"]) for file in files)
+        queries = (query.sort_values("rank") for block in blocks for _, query in block.groupby("qid", sort=False))
+        write_lines(Path(path), (line for query in queries for line in run_lines(query, name)))
         return Path(path)
     frames = list(map(_read, files))
     # Columns without rows have no types.
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
-
-
-def _lines(file: Path, name: str) -> Iterator[str]:
-    for _, query in _read(file, ["qid", "docno", "score", "rank"]).groupby("qid", sort=False):
-        yield from run_lines(query.sort_values("rank"), name)
 
 
 def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
