@@ -35,7 +35,9 @@ def check_runs(
         if distinct < len(runs):
             message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
             rows.append(("equal seeds", name, queries, message))
-        lacking = tuple(qid for qid, standing in runs[0].standings.items() if not standing.ranks)
+        ranks = runs[0].ranks
+        found = set(ranks.loc[ranks["rank"].notna(), "qid"])
+        lacking = tuple(qid for qid in runs[0].candidates if qid not in found)
         without_relevant.setdefault(lacking, []).append(name)
     for lacking, names in without_relevant.items():  # systems with the same queries share the message
         check = "no relevant candidate"

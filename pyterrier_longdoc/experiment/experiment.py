@@ -131,8 +131,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     settings = experiment_settings(topics, fold_list, labels)
     folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, by_name)
     relevant = relevant_documents(qrels, evaluator.qids)
-    docnos = {str(qid): documents.tolist() for qid, documents in relevant.groupby("qid")["docno"]}
-    runner = Runner(topics, evaluator, docnos, folder, batch_size, efficiency)
+    runner = Runner(topics, evaluator, relevant, folder, batch_size, efficiency)
     outcomes: dict[str, list[EvaluatedRun]] = {}
     number = sum(len(parts) for runs in system_runs.values() for parts in runs)
     with work_bar("Experiment", "run", number, shown=verbose) as bar:
@@ -140,6 +139,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             outcomes[name] = [runner.evaluate(parts, bar.update, ranks=parts is runs[0]) for parts in runs]
     costs = {name: [Cost.total(run.costs) for run in runs if run.costs] for name, runs in outcomes.items()}
     papers = dict.fromkeys(paper for runs in outcomes.values() for run in runs for paper in run.papers)
+    ranks = pd.concat({name: runs[0].ranks for name, runs in outcomes.items()}, names=["name"])
     results = ExperimentResults(
         {name: np.stack([run.values for run in runs]) for name, runs in outcomes.items()},
         {name: [run.seed for run in runs] for name, runs in outcomes.items()},
@@ -151,7 +151,10 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         checks=check_runs(outcomes, evaluator.qids, statistics),
         settings={**settings, "papers": list(papers)},
         folder=None if save_dir is None else Path(save_dir),
-        rankings=Rankings.of(topics, relevant, {name: runs[0].standings for name, runs in outcomes.items()}),
+        rankings=Rankings(
+            topics[[column for column in ("qid", "query") if column in topics.columns]].reset_index(drop=True),
+            ranks.reset_index(level="name").reset_index(drop=True),
+        ),
     )
     if save_dir is not None:
         results.save(save_dir)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,21 +40,6 @@ class Rankings:
     topics: pd.DataFrame  # `qid` and, if known, `query`
     ranks: pd.DataFrame
 
-    @classmethod
-    def of(
-        cls, topics: pd.DataFrame, relevant: pd.DataFrame, standings: Mapping[str, Mapping[str, Standing]]
-    ) -> Rankings:
-        """Return the rankings of systems, by name and qid."""
-        rows = [
-            (name, qid, docno, label, standing and standing.ranks.get(docno), standing and standing.tied)
-            for name, by_qid in standings.items()
-            for qid, docno, label in relevant[["qid", "docno", "label"]].itertuples(index=False)
-            for standing in [by_qid.get(qid)]
-        ]
-        frame = pd.DataFrame(rows, columns=["name", "qid", "docno", "label", "rank", "tied"])
-        columns = [column for column in ("qid", "query") if column in topics.columns]
-        return cls(topics[columns].reset_index(drop=True), frame.astype({"rank": "Int64", "tied": "boolean"}))
-
     def save(self, folder: Path) -> None:
         """Write one file for each frame."""
         for name in ("topics", "ranks"):
@@ -71,13 +56,6 @@ class Rankings:
         return cls(topics, ranks)
 
 
-class Standing(NamedTuple):
-    """How a system answers a query: whether any documents are tied, and the ranks of certain ones."""
-
-    tied: bool
-    ranks: dict[str, int]
-
-
 def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame:
     """Return `qid, docno, label` of the judgements above 0 for these queries."""
     judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
@@ -85,22 +63,27 @@ def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame
     return relevant.drop_duplicates(["qid", "docno"])
 
 
-def standings(run: RunByQuery, documents: Mapping[str, Sequence[str]]) -> dict[str, Standing]:
-    """Return the ranks of certain documents as in trec_eval: scores in float32, ties by docno, descending."""
-    by_qid = {}
-    for qid, names in documents.items():
+def with_ranks(documents: pd.DataFrame, run: RunByQuery) -> pd.DataFrame:
+    """Return the rows (`qid`, `docno`) with their `rank` in a run, and whether the query has `tied` scores there.
+
+    Ranks are those of trec_eval: scores in float32, ties by docno, descending. `rank` is missing for documents that the
+    run lacks, `tied` for queries that it lacks.
+    """
+    ranks, tied = np.full((2, len(documents)), None, dtype=object)
+    wanted = documents["docno"].tolist()
+    for qid, rows in documents.groupby("qid").indices.items():
         if qid not in run:
             continue
         score_of = dict(zip(run[qid][0].tolist(), run[qid][1].tolist(), strict=True))  # the last repetition counts
         docnos = np.array(list(score_of), dtype=object)
         with np.errstate(over="ignore"):
             scores = np.array(list(score_of.values())).astype("float32")
-        ranks = {}
-        for docno in filter(score_of.__contains__, names):
-            score = np.float32(score_of[docno])
-            ranks[docno] = int((scores > score).sum() + (docnos[scores == score] > docno).sum())
-        by_qid[qid] = Standing(len(np.unique(scores)) < len(scores), ranks)
-    return by_qid
+        tied[rows] = len(np.unique(scores)) < len(scores)
+        for row in rows:
+            if wanted[row] in score_of:
+                score = np.float32(score_of[wanted[row]])
+                ranks[row] = int((scores > score).sum() + (docnos[scores == score] > wanted[row]).sum())
+    return documents.assign(rank=pd.array(ranks, dtype="Int64"), tied=pd.array(tied, dtype="boolean"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -226,7 +209,9 @@ def _best_windows(
         frame = _explained(system, topic)
         if not len(frame):
             continue
-        ranks_now = standings(run_by_query(frame, name), {qid: as_strings(frame["docno"]).tolist()})[qid].ranks
+        returned = pd.DataFrame({"qid": qid, "docno": as_strings(frame["docno"])})
+        ranked = with_ranks(returned, run_by_query(frame, name))
+        ranks_now = dict(zip(ranked["docno"], ranked["rank"].tolist(), strict=True))
         rows_before = ranks[(ranks["name"] == name) & ranks["rank"].notna()]
         if {docno: rank for docno, rank in ranks_now.items() if docno in labels} != dict(
             zip(rows_before["docno"], rows_before["rank"].tolist(), strict=True)

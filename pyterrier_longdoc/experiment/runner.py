@@ -19,7 +19,7 @@ from ..common.frames import as_strings
 from ..common.key import key
 from ..common.runs import read_run
 from .cost import Cost, measuring
-from .explain_query import Standing, standings
+from .explain_query import with_ranks
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
 from .systems import RunPart
 
@@ -38,7 +38,7 @@ class EvaluatedRun:
     costs: list[Cost] = field(default_factory=list)  # of its parts
     doubtful: dict[str, int] = field(default_factory=dict)  # number of doubtful queries by check
     candidates: dict[str, int] = field(default_factory=dict)  # by query, a hash of its documents
-    standings: dict[str, Standing] = field(default_factory=dict)  # by query; only of a system's first run
+    ranks: pd.DataFrame = field(default_factory=pd.DataFrame)  # of relevant documents; only of a system's first run
     papers: list[str] = field(default_factory=list)  # behind the pipeline
 
 
@@ -52,7 +52,7 @@ class Runner:
 
     topics: pd.DataFrame
     evaluator: QueryEvaluator
-    relevant: dict[str, list[str]]  # docnos by query
+    relevant: pd.DataFrame  # documents, `qid, docno, label`
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
@@ -72,7 +72,7 @@ class Runner:
         outcome.doubtful = count_doubtful(run, qids)
         outcome.candidates = {qid: hash(frozenset(run[qid][0].tolist())) for qid in qids if qid in run}
         if ranks:
-            outcome.standings = standings(run, {qid: self.relevant.get(qid, []) for qid in qids})
+            outcome.ranks = with_ranks(self.relevant, run)
         return outcome
 
     def _run(self, part: RunPart, outcome: EvaluatedRun) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.experiment import ExperimentResults, Statistics
-from pyterrier_longdoc.experiment.explain_query import standings
+from pyterrier_longdoc.experiment.explain_query import with_ranks
 from pyterrier_longdoc.training import FoldModels
 
 from ..support.systems import QUIET, make
@@ -75,17 +75,22 @@ def test_ranks_of_the_relevant_documents(results, systems):
     assert pd.isna(results.why("1").relevant.set_index("docno").loc["d9", "MaxP"])  # not among the candidates
 
 
+def test_a_query_that_a_run_lacks_has_no_ranks():
+    found = with_ranks(pd.DataFrame({"qid": ["2"], "docno": ["d1"]}), {"1": (np.array(["d1"]), np.ones(1))})
+    assert found[["rank", "tied"]].isna().all(axis=None)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_ranks_are_those_of_trec_eval_where_scores_are_tied(seed):
     rng = np.random.default_rng(seed)
     docnos = np.array([f"d{i}" for i in rng.permutation(30)], dtype=object)
     scores = rng.integers(0, 6, 30) + rng.integers(0, 2, 30) * 1e-9  # in float32 the small difference is none
-    found = standings({"1": (docnos, scores)}, {"1": docnos.tolist(), "2": ["d1"]})
-    assert list(found) == ["1"]
-    assert found["1"].tied
-    assert sorted(found["1"].ranks.values()) == list(range(30))
+    documents = pd.DataFrame({"qid": "1", "docno": docnos})
+    found = with_ranks(documents, {"1": (docnos, scores)})
+    assert found["tied"].all()
+    assert sorted(found["rank"]) == list(range(30))
     run = {"1": dict(zip(docnos, scores.tolist(), strict=True))}
-    for docno, rank in found["1"].ranks.items():
+    for docno, rank in zip(found["docno"], found["rank"], strict=True):
         [metric] = ir_measures.iter_calc([ir_measures.RR], {"1": {docno: 1}}, run)
         assert metric.value == pytest.approx(1 / (rank + 1))
 
