@@ -8,7 +8,6 @@ Other names are imported from their sub-package: `from pyterrier_longdoc.trainin
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -61,8 +60,9 @@ __all__ = sorted(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    # With name and module Python's traceback asks for the nearest name.
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    from .common.names import did_you_mean
+
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __all__)}")
 
 
 def __dir__() -> list[str]:

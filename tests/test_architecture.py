@@ -56,10 +56,9 @@ def test_public_names_are_listed():
     assert set(ld.__all__) <= set(dir(ld))
 
 
-def test_an_unknown_public_name_is_one_for_which_python_finds_the_nearest():
-    with pytest.raises(AttributeError, match="MaxSin") as error:
+def test_a_misspelt_public_name_suggests_the_right_one():
+    with pytest.raises(AttributeError, match="did you mean 'MaxSim'"):
         _ = ld.MaxSin
-    assert (error.value.name, error.value.obj) == ("MaxSin", ld)
 
 
 @pytest.mark.parametrize("name", WITH_PUBLIC_NAMES)

@@ -14,6 +14,7 @@ import numpy as np
 import pyterrier as pt
 
 from .citations import Cited
+from .names import ChecksNames
 
 HIDDEN = ("verbose", "text_loader")
 """Arguments that a reranker does not show: they say nothing about its scores."""
@@ -66,7 +67,7 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-class ReprMixin:
+class ReprMixin(ChecksNames):
     """Base of dataclasses: the repr has the fields that differ from their defaults."""
 
     def __repr__(self) -> str:

@@ -1,0 +1,44 @@
+"""Refuses names that do not exist, and suggests the nearest ones that do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+_ELSEWHERE = {"max_length": "window_size", "model_name": "backbone", "model_name_or_path": "backbone"}
+"""Names of arguments in sentence-transformers and transformers."""
+
+
+def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return a question about the nearest of some names, for the end of a message; "" if none is near.
+
+    Example:
+        >>> did_you_mean("batchsize", ["batch_size", "device"]), did_you_mean("colour", ["batch_size", "device"])
+        ("; did you mean 'batch_size'?", '')
+    """
+    meant = get_close_matches(_ELSEWHERE.get(name, name), list(names), n=1, cutoff=cutoff)
+    return f"; did you mean {meant[0]!r}?" if meant else ""
+
+
+class ChecksNames:
+    """A dataclass that refuses arguments which it does not have, and attributes which look like a misspelt argument."""
+
+    def __new__(cls, *_: Any, **arguments: Any) -> Any:
+        """Make an object, unless its class, if it has an `__init__` of a dataclass, lacks an argument."""
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if "__dataclass_fields__" in vars(owner):
+            names = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
+            for name in (name for name in arguments if name not in names):
+                raise TypeError(f"{cls.__name__} has no argument {name!r}{did_you_mean(name, names)}")
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = name in self.__dict__ or name in self.__dataclass_fields__ or hasattr(type(self), name)  # type: ignore[attr-defined]
+        if not known and not name.startswith("_"):
+            # Subclasses may have attributes of their own: only those are refused that are almost an argument's name.
+            meant = did_you_mean(name, [f.name for f in fields(self)], cutoff=0.8)  # type: ignore[arg-type]
+            if meant:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
+        super().__setattr__(name, value)
