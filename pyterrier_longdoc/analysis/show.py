@@ -40,6 +40,14 @@ _STYLE = """
 """.strip()
 
 
+LONGEST_WORD = 30
+"""Most characters by which a shade is widened."""
+
+
+def _in_word(character: str) -> bool:
+    return character.isdigit() or character.lower() != character.upper()
+
+
 class _Part(NamedTuple):
     """Characters of a document that are in the same windows, or in none."""
 
@@ -74,12 +82,25 @@ class _ShownDocument:
         return int(np.argmax(self.scores))
 
     def parts(self) -> Iterator[_Part]:
-        """Yield the whole text, cut wherever a window or a place starts or ends."""
-        ends = sorted({0, len(self.text), *itertools.chain.from_iterable([*self.spans, *self.places])})
+        """Yield the whole text, cut wherever a shaded window or a place starts or ends."""
+        spans = self.shaded
+        ends = sorted({0, len(self.text), *itertools.chain.from_iterable([*spans, *self.places])})
         for start, end in itertools.pairwise(ends):
-            windows = tuple(i for i, (a, b) in enumerate(self.spans) if a <= start and end <= b)
+            windows = tuple(i for i, (a, b) in enumerate(spans) if a <= start and end <= b)
             is_place = any(a <= start and end <= b for a, b in self.places)
             yield _Part(start, end, windows, self.text[start:end], is_place)
+
+    @property
+    def shaded(self) -> list[tuple[int, int]]:
+        """The windows, widened to the ends of words where they begin or end within a word."""
+        return [(self._edge(start, -1), self._edge(end, 1)) for start, end in self.spans]
+
+    def _edge(self, place: int, step: int) -> int:
+        """Return the end of the word around a place; the place itself in scripts without spaces, and in long words."""
+        edge, text = place, self.text
+        while 0 < edge < len(text) and _in_word(text[edge - 1]) and _in_word(text[edge]):
+            edge += step
+        return edge if abs(edge - place) <= LONGEST_WORD else place
 
     def title(self) -> str:
         """Return rank, docno, score and label."""
@@ -265,7 +286,7 @@ class _DocumentHtml:
         document = self.document
         title = f"<b>{escape(document.title())}</b> <span class='note'>{escape(document.summary())}</span>"
         parts = list(document.parts()) if document.spans else []
-        text = "".join(self._row(group) for group in _groups_of(parts))
+        text = "".join(self._row(group) for group in _groups_of(parts, document.best if parts else 0))
         plain = f'<div class="text">{_collapsible(document.text, self.characters)}</div>' if not document.spans else ""
         opened = " open" if is_open else ""
         return f'<details class="document"{opened}><summary>{title}</summary>{text}{plain}</details>'
@@ -284,7 +305,8 @@ class _DocumentHtml:
             room = max(0, room - len(part.text))
         rest = end - start - self.characters
         text = visible + (f"<details><summary>… {rest} more characters</summary>{hidden}</details>" if hidden else "")
-        starts = [i for i in group[0].windows if document.spans[i][0] == start]
+        shaded = document.shaded
+        starts = [i for i in group[0].windows if shaded[i][0] == start]
         best = any(document.best in part.windows for part in group)
         labels = "<br>".join(map(self._number, starts)) or "&nbsp;"
         return f'<div class="part{" best" * best}"><div class="of">{labels}</div><div class="text">{text}</div></div>'
@@ -305,14 +327,15 @@ class _DocumentHtml:
         return f"<u>{span}</u>" if self.document.best in part.windows else span
 
 
-def _groups_of(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """Yield the parts that share a label: from the start of a window, or of unread text, to the next one.
+def _groups_of(parts: Sequence[_Part], best: int) -> Iterator[list[_Part]]:
+    """Yield the parts that share a label and a bar: up to the next start of a window or of unread text.
 
-    White space outside windows is left out.
+    The bar of the best window also ends where that window ends. White space outside windows is left out.
     """
     group: list[_Part] = []
     for part in (part for part in parts if part.windows or part.is_unread):
-        if group and not (part.windows and set(part.windows) <= set(group[-1].windows)):
+        continues = group and part.windows and set(part.windows) <= set(group[-1].windows)
+        if group and not (continues and (best in part.windows) == (best in group[-1].windows)):
             yield group
             group = []
         group.append(part)

@@ -174,6 +174,11 @@ class Coverage:
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
+    def _repr_html_(self) -> str:
+        shown = {name: value for name, value in self.as_dict().items() if name != "cut" and value not in (0, None)}
+        shown |= {f"tokens cut by {argument}": tokens for argument, tokens in self.cut.items()}
+        return pd.DataFrame({"coverage": pd.Series(shown, dtype=object)}).to_html(float_format="{:.3f}".format)
+
     def __str__(self) -> str:
         parts = [
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "

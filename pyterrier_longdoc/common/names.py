@@ -35,10 +35,10 @@ class ChecksNames:
         return super().__new__(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = name in self.__dict__ or name in self.__dataclass_fields__ or hasattr(type(self), name)  # type: ignore[attr-defined]
-        if not known and not name.startswith("_"):
-            # Subclasses may have attributes of their own: only those are refused that are almost an argument's name.
-            meant = did_you_mean(name, [f.name for f in fields(self)], cutoff=0.8)  # type: ignore[arg-type]
+        arguments = getattr(type(self), "__dataclass_fields__", {})
+        if not (name.startswith("_") or name in self.__dict__ or name in arguments or hasattr(type(self), name)):
+            # Subclasses may have attributes of their own: only what is almost an argument's name is refused.
+            meant = did_you_mean(name, arguments, cutoff=0.8)
             if meant:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
         super().__setattr__(name, value)

@@ -40,9 +40,10 @@ def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     """Draw what systems are worth over the time they take; return the axes.
 
-    Without partners each system's mean over its milliseconds per query, for the whole pipeline. With partners each
-    system's gain over its partner, over its slow-down (Figure 3 of Boytsov et al. 2025); the gain is the mean over the
-    measures. A note names systems whose time or gain is unknown.
+    Where every system has a partner or is one: each system's gain over its partner, over its slow-down (Figure 3 of
+    Boytsov et al. 2025). The gain is the mean over the measures; partners without a partner stand at 1 and 0. Otherwise
+    each system's mean over its milliseconds per query, for the whole pipeline. A note names systems whose time is
+    unknown.
 
     Args:
         results: of an experiment with `efficiency=True`; the first of its measures is drawn.
@@ -50,12 +51,14 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     """
     if results.efficiency is None:
         raise ValueError("a plot over time needs Experiment(..., efficiency=True)")
-    points, *labels = (_gains if results.statistics.partner else _means)(results, results.efficiency)
+    partner = results.statistics.partner
+    compared = bool(partner) and set(results.names) <= {*partner, *partner.values()}
+    points, *labels = (_gains if compared else _means)(results, results.efficiency)
     points.columns = ["name", "time", "worth"]
     complete = points.dropna()
     ax = ax or new_axes()
     ax.scatter(complete["time"], complete["worth"], color=COLOURS[0])
-    if results.statistics.partner:
+    if compared:
         ax.axhline(0, color="0.6", linewidth=0.8)
     label_points(ax, complete)
     missing = ", ".join(points.loc[points.isna().any(axis=1), "name"])
@@ -75,7 +78,9 @@ def _means(results: ExperimentResults, costs: pd.DataFrame) -> tuple[pd.DataFram
 def _gains(results: ExperimentResults, costs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     rows = results.comparisons[results.comparisons["kind"] == "partner"]
     gains = rows.groupby("name", sort=False)["gain"].mean().mul(100).reset_index()
-    partner = results.statistics.partner
-    names = [name for name in results.names if name in partner or name not in partner.values()]
-    points = pd.DataFrame({"name": names}).merge(costs[["name", "slow-down"]], how="left").merge(gains, how="left")
+    points = (
+        pd.DataFrame({"name": results.names}).merge(costs[["name", "slow-down"]], how="left").merge(gains, how="left")
+    )
+    only_partners = ~points["name"].isin(results.statistics.partner.keys())
+    points.loc[only_partners, ["slow-down", "gain"]] = 1.0, 0.0
     return points, "time per document relative to the partner", "mean gain over the partner (%)"

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,14 @@ class QueryExplanation:
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        query = "" if self.query is None else f": {self.query}"
+        parts = [f"<b>{escape(f'query {self.qid!r}{query}')}</b>", *map(escape, self.differences())]
+        html = "<br>".join(parts)
+        for title, frame in self._tables().items():
+            html += f"<p>{escape(title)}</p>{frame.to_html(index=False)}"
+        return html + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
     def _tables(self) -> dict[str, pd.DataFrame]:
         """Return the printed tables by title."""

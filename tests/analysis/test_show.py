@@ -72,6 +72,22 @@ def test_text_has_the_shade_of_its_highest_window_and_the_best_one_is_underlined
     ]
 
 
+def test_a_shade_ends_with_a_word():
+    frame = ranking(window_spans=[(0, 7)], window_scores=[1.0], window_weights=[1.0])
+    assert [piece[0] for piece in page(ld.show(frame)).pieces if piece[0] in TEXT] == [TEXT[:8], TEXT[8:]]
+
+
+def test_a_shade_ends_with_its_window_in_scripts_without_spaces():
+    frame = ranking(text="长文档排序模型", window_spans=[(0, 3)], window_scores=[1.0], window_weights=[1.0])
+    assert page(ld.show(frame)).pieces[0][0] == "长文档"
+
+
+def test_the_bar_of_the_best_window_ends_where_it_ends():
+    frame = ranking(window_spans=[(0, 38), (9, 18)], window_scores=[1.0, 3.0], window_weights=[0.5, 0.5])
+    bars = re.findall(r'class="part best">.*?class="text">(.*?)</div></div>', ld.show(frame)._repr_html_())
+    assert [re.sub("<.*?>", "", bar) for bar in bars] == [TEXT[9:18]]
+
+
 def test_weights_shade_within_a_document():
     shades = [shade for _, shade, _ in page(ld.show(ranking(), by="weight")).pieces if shade is not None]
     assert shades == pytest.approx([STRONGEST * 0.4, STRONGEST, STRONGEST, STRONGEST * 0.6], abs=1e-3)

@@ -131,19 +131,25 @@ def test_gains_over_slow_downs():
     assert [pyplot.figure(number) for number in pyplot.get_fignums()] == [axes.figure]  # what a notebook shows
     assert axes.get_xlabel() == "time per document relative to the partner"
     [points] = axes.collections
-    assert points.get_offsets().tolist() == [[2.5, pytest.approx(100 * results.comparisons["gain"].mean())]]
+    assert points.get_offsets().tolist() == [[2.5, pytest.approx(100 * results.comparisons["gain"].mean())], [1.0, 0.0]]
 
 
 def test_what_is_not_drawn_is_named():
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
-    without_time = with_costs({"a": 2.0}, **runs)
-    without_partner = with_costs({"base": 1.0, "a": 2.0, "other": 3.0}, **runs).retest(partner={"a": "base"})
-    for results in (without_time, without_partner):
-        axes.clear()
-        assert plot_efficiency(results, ax=axes) is axes
-        assert axes.get_xlabel().endswith("\nnot drawn, as time or gain is unknown: other")
-        assert [text.get_text() for text in axes.texts] == ["a"]
+    assert plot_efficiency(with_costs({"a": 2.0}, **runs), ax=axes) is axes
+    assert axes.get_xlabel().endswith("\nnot drawn, as time or gain is unknown: other")
+    assert [text.get_text() for text in axes.texts] == ["base", "a"]
+
+
+def test_a_system_without_partner_is_drawn_with_the_others():
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
+    results = with_costs({}, **runs).retest(partner={"a": "base"})
+    costs = pd.DataFrame({"name": results.names, "ms/query": [1.0, 2.0, 3.0]})
+    plot_efficiency(replace(results, efficiency=costs), ax=axes)
+    assert axes.get_xlabel() == "milliseconds per query"
+    assert {text.get_text() for text in axes.texts} == {"base", "a", "other"}
 
 
 def test_without_partners_all_systems_are_drawn_by_what_they_are_worth():

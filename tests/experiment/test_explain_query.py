@@ -226,3 +226,9 @@ def test_windows_of_an_earlier_text_are_not_shown(results):
         told = results.why("q1", {"MaxP": FIRST >> make("MaxP", explain=True) >> later})
         assert told.windows.empty
         assert any("lack them or the text" in note for note in told.notes)
+
+
+def test_a_notebook_shows_an_explanation_as_tables(results):
+    html = results.why("q1")._repr_html_()
+    assert html.count("<table") == len(results.why("q1")._tables())
+    assert "<th>PARADE</th>" in html

@@ -462,3 +462,12 @@ def test_plain_texts_that_are_none():
     for field in (("title", "text"), "qid", "query", "docno", "number", "score", "rank"):
         with pytest.raises(ValueError, match="text_field"):
             make("MaxP", text_field=field).rank("cat", ["a cat"])
+
+
+def test_a_notebook_shows_coverage_as_a_table(cross_encoder, results):
+    model = ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4)
+    model(results)
+    html = model.coverage._repr_html_()
+    assert f"<td>{model.coverage.tokens}</td>" in html
+    assert all(f"tokens cut by {argument}" in html for argument in model.coverage.cut)
+    assert "rows_without_query" not in html
