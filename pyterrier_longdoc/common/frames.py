@@ -264,7 +264,7 @@ def check_text(column: pd.Series, name: str) -> None:
         raise ValueError(f"column {name!r} holds {type(other).__name__}, not text: {cure} before reranking")
 
 
-EXPLANATION = (
+EXPLANATION = [
     "window_scores",
     "window_weights",
     "window_spans",
@@ -275,8 +275,9 @@ EXPLANATION = (
     "window_tokenizer",
     "window_field",
     "window_digest",
-)
-"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
+]
+"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain. Encoders with
+something of their own to explain add theirs."""
 
 
 def with_scores(

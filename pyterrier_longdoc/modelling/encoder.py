@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
+from ..common import frames
 from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
@@ -67,6 +68,10 @@ class WindowEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     is_exported = True
     """Whether another runtime than torch can compute its backbone."""
+    starts_neutral: ClassVar[bool] = False
+    """Whether layers of its own change nothing before training, so that scores make sense."""
+    explains: ClassVar[tuple[str, ...]] = ()
+    """Columns that `explain=True` adds with this encoder: the keys of `extra` in what `explain` returns."""
     stands_for = "inputs"
     """What a vector after the representation step stands for; encoders share its weights only if this is equal."""
 
@@ -75,6 +80,10 @@ class WindowEncoder(nn.Module):
 
     settings: Settings
     reader: Reader
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        frames.EXPLANATION.extend(name for name in cls.explains if name not in frames.EXPLANATION)
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -112,7 +121,26 @@ class WindowEncoder(nn.Module):
             self.runtime = self.quantized
         elif name != self.runtime.name:
             self.runtime = self.make_runtime(name)
-        self.reader, self.settings = self.make_reader(settings), settings
+        reader = self.make_reader(settings)
+        self._check_reader(reader, settings)
+        self.reader, self.settings = reader, settings
+
+    def _check_reader(self, reader: Reader, settings: Settings) -> None:
+        """Raise ValueError for a layout or a template that a reader would ignore."""
+        ignored = []
+        if settings.layout.is_for_pairs and not reader.follows_layout:
+            ignored.append("layout")
+        if (self.origin.template is not None or self.origin.options.prompt) and not reader.follows_template:
+            ignored.append("template")
+        if ignored:
+            names = " and ".join(f"{name}=" for name in ignored)
+            raise ValueError(f"{names} would have no effect: {type(reader).__name__} has its own way to read inputs")
+
+    @property
+    def has_random_layers(self) -> bool:
+        """Whether it has layers besides backbone and representation step that are random before training."""
+        own = (child for name, child in self.named_children() if name not in ("backbone", "representation"))
+        return not self.starts_neutral and any(next(child.parameters(), None) is not None for child in own)
 
     def make_runtime(self, name: str) -> TorchRuntime | OpenVinoRuntime:
         """Return the runtime of this name."""

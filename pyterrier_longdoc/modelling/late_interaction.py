@@ -160,6 +160,8 @@ class Interaction(nn.Module):
 class LateReader(SeparateReader):
     """Reads a window with an empty query, and a query likewise, as in Boytsov et al. 2025; both fit one interaction."""
 
+    follows_layout = True
+
     def __init__(self, backbone: Any, settings: Settings) -> None:
         self.layout, self.limit = settings.layout, backbone.interaction.max_vectors
         self.first_position = first_position(backbone, settings) if self.layout.pad_query else None

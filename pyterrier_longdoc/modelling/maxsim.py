@@ -182,6 +182,7 @@ class MaxSimEncoder(SeparateEncoder):
     """
 
     token_pooling: float | None = None
+    explains = ("term_places",)
     stands_for = "tokens"
     build_backbone = staticmethod(build_token_backbone)
 

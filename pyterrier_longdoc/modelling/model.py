@@ -159,7 +159,8 @@ class Model(nn.Module):
                 head_spec=head,
                 weight_arguments=weight_arguments,
             )
-        model.ready = warm_start(model.head, model.take_over())
+            random_layers = getattr(encoder_module, "has_random_layers", False)
+            model.ready = warm_start(model.head, model.take_over()) and not random_layers
         return model.eval()
 
     def use(self, settings: Settings) -> None:
@@ -283,6 +284,11 @@ class Model(nn.Module):
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
         encoded: Encoded = self.encoder(pairs, needs=head.needs, match=match, coverage=coverage)
+        if head.needs != "cls" and encoded.query is None:
+            raise ValueError(
+                f"{type(self.encoder).__name__} gives vectors of windows alone, but the head {head.name!r} also needs "
+                f"the states of tokens (needs={head.needs!r})"
+            )
         return encoded
 
     # Aggregate.
@@ -304,8 +310,13 @@ class Model(nn.Module):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
-        explanations = []
-        for i, (pair, more) in enumerate(zip(pairs, self.encoder.explain(pairs, encoded, self.head), strict=True)):
+        explanations, own = [], self.encoder.explain(pairs, encoded, self.head)
+        if len(own) != len(pairs) or any(more.keys() - {"term_scores", "extra"} for more in own):
+            raise ValueError(
+                f"{type(self.encoder).__name__}.explain must return a dictionary for each of the {len(pairs)} pairs, "
+                f"with no other keys than 'term_scores' and 'extra'"
+            )
+        for i, (pair, more) in enumerate(zip(pairs, own, strict=True)):
             if terms is not None:
                 tokens = self.tokenizer.convert_ids_to_tokens(pair.query.ids.tolist())
                 more["term_scores"] = list(zip(tokens, terms[i].tolist(), strict=False))

@@ -90,7 +90,9 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     elif model.trained:
         return False
     else:
-        model.ready = warm_start(new, model.take_over())
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            model.ready = warm_start(new, model.take_over())
     model.head, model.head_spec = new, head
     model.eval()
     return True
@@ -113,12 +115,15 @@ def start_from(model: Any, other: Any) -> str | None:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
         model.ready = False
     else:
+        random_layers = False
         for name, module in encoder.named_children():
             other_module = getattr(other_encoder, name, None)
             if other_module is not None and _difference(module, other_module) is None:
                 module.load_state_dict(other_module.state_dict())
+            elif not encoder.starts_neutral and next(module.parameters(), None) is not None:
+                random_layers = True
         _start_head(model, other)
-        model.ready = model.ready and encoder.reads_like(other_encoder)
+        model.ready = model.ready and encoder.reads_like(other_encoder) and not random_layers
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
     return None
 

@@ -72,7 +72,15 @@ class Windows(ReprMixin, ABC):
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         """Return the windows of a document, at least one, in document order; plain ids suffice unless `needs_text`."""
-        spans = [span for span in self.spans(tokens) if span[0] < span[1]] or [(0, 0)]
+        length, most = len(tokens), self.largest or len(tokens)
+        spans = [(start, min(end, length)) for start, end in self.spans(tokens)]
+        for start, end in spans:
+            if start < 0 or end - start > most:
+                raise ValueError(
+                    f"{type(self).__name__}.spans returned the window {(start, end)}: windows must begin at 0 or later "
+                    f"and have at most {most} tokens, as its largest says"
+                )
+        spans = [span for span in spans if span[0] < span[1]] or [(0, 0)]
         return self._select(spans, tokens)
 
     @abstractmethod
@@ -92,8 +100,9 @@ class Windows(ReprMixin, ABC):
         """Fit the windows into a backbone that takes so many document tokens; ValueError if they do not fit."""
         if self.largest is not None and self.largest > capacity:
             raise ValueError(
-                f"{self!r} does not fit: next to the query and the special tokens the backbone takes {capacity} "
-                f"document tokens. Make windows smaller, lower max_query_len or repeat_tokens, or take another backbone"
+                f"{self!r} does not fit: its windows have up to {self.largest} tokens, but next to the query and the "
+                f"special tokens the backbone takes {capacity} document tokens. Make windows smaller, lower "
+                f"max_query_len or repeat_tokens, or take another backbone"
             )
         return self
 

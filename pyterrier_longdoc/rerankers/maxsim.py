@@ -7,12 +7,9 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..common.arguments import argument, check_type
-from ..common.coverage import Explanation, Scored
+from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Text
 from ..common.store import ArrayStore
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
@@ -134,13 +131,6 @@ class MaxSim(SeparateReranker):
             ImportError: without sentence-transformers.
         """
         export_vectors(self, Path(folder))
-
-    def _explanation_columns(
-        self, explanations: list[Explanation], texts: Sequence[Text]
-    ) -> dict[str, list[Any] | np.ndarray]:
-        """See the base class; with the place of each query token's maximum."""
-        places = [explanation.extra["term_places"] for explanation in explanations]
-        return {**super()._explanation_columns(explanations, texts), "term_places": places}
 
 
 @dataclass(frozen=True)

@@ -479,6 +479,14 @@ class CrossEncoder(Reranker, pt.Estimator):
     head_name: ClassVar[str] = ""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
+    def _explanation_columns(
+        self, explanations: list[Explanation], texts: Sequence[Text]
+    ) -> dict[str, list[Any] | np.ndarray]:
+        """See the base class; with what the encoder alone explains."""
+        names = self.encoder_class.explains
+        extra = {name: [explanation.extra[name] for explanation in explanations] for name in names}
+        return {**super()._explanation_columns(explanations, texts), **extra}
+
     def __post_init__(self) -> None:
         self._validating = False
         self.trained_on: TrainedOn | None = None

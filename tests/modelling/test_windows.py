@@ -284,3 +284,27 @@ def test_strange_texts(tokenizer, text):
             assert 0 <= start <= end <= len(text)
     for windows in COMPLETE:
         assert covered(windows(tokens)) == set(range(len(tokens)))
+
+
+@pytest.mark.parametrize("span", [(-1, 4), (0, 5)])
+def test_a_rule_whose_windows_break_its_promise_is_refused(span):
+    @dataclass(frozen=True, repr=False)
+    class _Broken(Windows):
+        largest = 4
+
+        def spans(self, tokens):
+            return [span]
+
+    with pytest.raises(ValueError, match=r"_Broken\.spans returned the window"):
+        _Broken()(list(range(9)))
+
+
+def test_windows_end_with_the_text():
+    @dataclass(frozen=True, repr=False)
+    class _Long(Windows):
+        largest = 4
+
+        def spans(self, tokens):
+            return [(0, 4), (4, 8), (8, 12)]
+
+    assert _Long()([1, 2, 3, 4, 5]) == [(0, 4), (4, 5)]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -98,6 +98,11 @@ class Reader(ABC):
     Raises:
         ValueError: if query, largest window and special tokens exceed the longest input.
     """
+
+    follows_layout: ClassVar[bool] = False
+    """Whether it pads queries or shares a budget as `settings.layout` says; if not, such layouts are refused."""
+    follows_template: ClassVar[bool] = False
+    """Whether it puts the words of a template around query and text."""
 
     query_size: int | None = None
     query_lead = text_lead = ""  # characters that are tokenized with a query, or a text, before it

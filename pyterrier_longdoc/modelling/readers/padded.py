@@ -19,6 +19,8 @@ class PaddedReader(PairReader):
     inside an input (`positions="columns"`) or, as by themselves, skip it (`"real tokens"`).
     """
 
+    follows_layout = True
+
     def __init__(self, backbone: Any, settings: Settings) -> None:
         self.first_position = first_position(backbone, settings)
         super().__init__(backbone, settings)

@@ -22,6 +22,8 @@ class SharedReader(PairReader):
     A query is not cut at `max_query_len`, and a short one leaves its tokens to the text.
     """
 
+    follows_layout = True
+
     def __init__(self, backbone: Any, settings: Settings) -> None:
         super().__init__(backbone, settings)
         text = min(filter(None, (self.windows.largest, settings.max_doc_len)), default=sys.maxsize)

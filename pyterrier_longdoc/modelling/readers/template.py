@@ -18,6 +18,8 @@ from .pair import PairReader
 class TemplateReader(PairReader):
     """Reads a query and a window between the words of a template, or after a prompt."""
 
+    follows_template = True
+
     query_trail = ""  # line breaks that are tokenized with a query, after it
     _trail_size = 0  # how many tokens these are by themselves
 
