@@ -221,7 +221,8 @@ def relevant_positions(
             retriever with a passage as its query.
         corpus: `docno` and the text column(s): a frame, or an iterable of dicts, such as a dataset's
             `get_corpus_iter()`, of which the relevant documents are kept.
-        passages: `qid, text`: the relevant passages of each query.
+        passages: `qid, text`: the relevant passages of each query. Or `qid, docno, start, end`, the characters of known
+            passages, such as a collection's `gold`; then nothing is searched.
         locator: how passages are found; None for the thresholds of Boytsov et al. 2022.
         judge: a `RelevanceJudge`, whose model, wording, retries, concurrency and rule for failures apply; a reranker;
             or a function `(query, chunk) -> number`.
@@ -296,6 +297,8 @@ def _relevant_pairs(
 def _locate_all(
     pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, locator: PassageLocator, advance: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
+    if {"docno", "start", "end"} <= set(passages.columns):
+        return _known_places(pairs, read, passages, advance)
     check_columns(passages, ("qid", "text"), "passages")
     texts = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
     texts_by_qid = {qid: rows["text"] for qid, rows in texts.groupby("qid")}
@@ -303,6 +306,33 @@ def _locate_all(
     for qid, docno in zip(pairs["qid"], pairs["docno"], strict=True):
         positions.append(_locate(texts_by_qid.get(qid, texts["text"].head(0)), read(docno), locator))
         advance(1)
+    return positions
+
+
+def _known_places(
+    pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, advance: Callable[[int], Any]
+) -> list[dict[str, Any]]:
+    """Return the rows of the passages that begin first, whose characters are known."""
+    check_columns(passages, ("qid", "docno", "start", "end"), "passages")
+    keys = zip(as_strings(passages["qid"]), as_strings(passages["docno"]), strict=True)
+    first: dict[tuple[str, str], tuple[int, int, Any]] = {}
+    for pair, start, end, row in zip(keys, passages["start"], passages["end"], passages.index, strict=True):
+        place = (int(start), int(end), row)
+        first[pair] = min(first.get(pair, place), place, key=lambda each: each[:2])
+    positions: list[dict[str, Any]] = []
+    for pair in zip(pairs["qid"], pairs["docno"], strict=True):
+        document, place = read(pair[1]), first.get(pair)
+        advance(1)
+        if document is None or place is None or place[1] > len(document.text):
+            reason = (
+                NOT_THERE if document is None else "no passage" if place is None else "passage ends behind the text"
+            )
+            positions.append({"length": None if document is None else len(document), "reason": reason})
+            continue
+        start, end, row = known
+        tokens = {"first_token": int(document.tokens_before(start)), "end_token": document.tokens_begun(end)}
+        place_of = {"start": start, "end": end, "passage": row, "similarity": 1.0, "method": "known"}
+        positions.append({**tokens, "length": len(document), **place_of})
     return positions
 
 

@@ -63,6 +63,29 @@ def test_positions_of_known_passages_are_exact():
         pd.testing.assert_frame_equal(frame, old)
 
 
+def test_known_places_are_taken_as_they_are():
+    searched = find().frame.dropna(subset="start")
+    known = searched[["qid", "docno", "start", "end"]].astype({"start": int, "end": int})
+    found = find(passages=known).frame.set_index(["qid", "docno"])
+    expected = searched.set_index(["qid", "docno"])
+    for column in ("first_token", "end_token", "start", "end", "length"):
+        assert found.loc[expected.index, column].tolist() == expected[column].tolist()
+    assert set(found.loc[expected.index, "method"]) == {"known"}
+
+
+def test_the_first_of_several_known_places_counts():
+    row = find().frame.dropna(subset="start").iloc[0]
+    places = pd.DataFrame({"qid": row["qid"], "docno": row["docno"], "start": [9, 2], "end": [10, 3]})
+    found = find(qrels=QRELS.head(1), passages=places).frame.iloc[0]
+    assert (found["start"], found["end"]) == (2, 3)
+
+
+def test_a_known_place_behind_the_text_is_a_reason():
+    row = QRELS.iloc[0]
+    places = pd.DataFrame({"qid": [row["qid"]], "docno": [row["docno"]], "start": [0], "end": [10_000]})
+    assert find(qrels=QRELS.head(1), passages=places).frame.iloc[0]["reason"] == "passage ends behind the text"
+
+
 def test_positions_are_in_tokens_of_the_tokenizer(tmp_path):
     tokenizer = tiny.tokenizer()
     found = find(tokenizer=tokenizer)
