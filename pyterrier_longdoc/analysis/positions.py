@@ -321,9 +321,9 @@ def _known_places(
         first[pair] = min(first.get(pair, place), place, key=lambda each: each[:2])
     positions: list[dict[str, Any]] = []
     for pair in zip(pairs["qid"], pairs["docno"], strict=True):
-        document, place = read(pair[1]), first.get(pair)
+        document, known = read(pair[1]), first.get(pair)
         advance(1)
-        if document is None or place is None or place[1] > len(document.text):
+        if document is None or known is None or known[1] > len(document.text):
             reason = (
                 NOT_THERE if document is None else "no passage" if place is None else "passage ends behind the text"
             )
