@@ -17,7 +17,7 @@ from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
 from ..common.frames import as_strings
 from ..common.key import key
-from ..common.runs import read_run
+from ..common.runs import read_run, stages_of
 from .cost import Cost, measuring
 from .explain_query import with_ranks
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
@@ -26,7 +26,15 @@ from .systems import RunPart
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
 
-RUN_CHECKS = ("missing queries", "NaN or infinite scores", "constant scores", "tied scores", "repeated documents")
+TRAINED = "seen in training"
+RUN_CHECKS = (
+    "missing queries",
+    "NaN or infinite scores",
+    "constant scores",
+    "tied scores",
+    "repeated documents",
+    TRAINED,
+)
 
 
 @dataclass
@@ -40,6 +48,7 @@ class EvaluatedRun:
     candidates: dict[str, int] = field(default_factory=dict)  # by query, a hash of its documents
     ranks: pd.DataFrame = field(default_factory=pd.DataFrame)  # of relevant documents; only of a system's first run
     papers: list[str] = field(default_factory=list)  # behind the pipeline
+    trained: int = 0  # test queries that a model was trained on
 
 
 @dataclass
@@ -69,7 +78,7 @@ class Runner:
             on_part()
         qids = self.evaluator.qids
         outcome.values = self.evaluator(run)
-        outcome.doubtful = count_doubtful(run, qids)
+        outcome.doubtful = {**count_doubtful(run, qids), TRAINED: outcome.trained}
         outcome.candidates = {qid: hash(frozenset(run[qid][0].tolist())) for qid in qids if qid in run}
         if ranks:
             outcome.ranks = with_ranks(self.relevant, run)
@@ -87,6 +96,8 @@ class Runner:
             return frame
         outcome.papers += papers_of_pipeline(pipeline)
         topics = self.topics if part.fold is None else part.fold.test_topics
+        trained = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
+        outcome.trained += len(set(topics["qid"]) & set().union(*(each.qids for each in trained if each is not None)))
         run_key = None
         if self.folder is not None:
             with suppress(ValueError):  # user code has no key

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ class TrainedOn:
         not_retrieved: queries left out because no relevant document of theirs is among the candidates.
         without_negative: queries left out because no candidate may be a negative.
         validated: queries of the validation; 0 without validation.
+        qids: those that are trained on.
     """
 
     queries: int = 0
@@ -44,6 +45,7 @@ class TrainedOn:
     not_retrieved: int = 0
     without_negative: int = 0
     validated: int = 0
+    qids: frozenset[str] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
         parts = [
@@ -75,7 +77,7 @@ class TrainedOn:
 
 def labels_and_counts(
     results: pd.DataFrame, qrels: pd.DataFrame, min_label: float, owner: str
-) -> tuple[np.ndarray, dict[str, int]]:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Join R candidates with their qrels.
 
     Return `(R,)` labels, NaN where there is none, and the numbers of queries, of all and by reason to leave them out.
