@@ -2,8 +2,8 @@
 
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
     python tests/benchmarks/evaluate_questions.py score FOLDER FOLDER/round1 STATE.safetensors
-    python tests/benchmarks/evaluate_questions.py table FOLDER maxp+best3 maxsim+best3 maxp+best3,maxsim+best3
-    python tests/benchmarks/evaluate_questions.py goals FOLDER maxp+best3,maxsim+best3 [--against parade-attn+best3]
+    python tests/benchmarks/evaluate_questions.py table FOLDER maxp+best5 maxsim+best5 maxp+best5,maxsim+best5
+    python tests/benchmarks/evaluate_questions.py goals FOLDER maxp+best5,maxsim+best5 [--against parade-attn+best5]
 
 `candidates` writes BM25's first 20 for up to 200 questions of each dev split, or 500 of a test split: documents where
 BM25 leaves something to do on dev, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
@@ -286,6 +286,8 @@ def fused(frame: pd.DataFrame, models: list[str], how: str) -> np.ndarray:
 def scored(folder: Path, split: str, systems: list[str], only: list[str]) -> dict[str, pd.DataFrame]:
     """Return the candidates of each collection with a column for each model, of questions that all have scored."""
     found, models = {}, sorted({model for system in systems for model in system.split(",")})
+    if unknown := [name for name in only if not (folder / "data" / f"{split}-{name}.jsonl.gz").is_file()]:
+        raise SystemExit(f"--only {' '.join(unknown)}: no candidates of the {split} split in {folder}")
     for file in sorted((folder / "data").glob(f"{split}-*.jsonl.gz")):
         collection = file.name.removeprefix(f"{split}-").removesuffix(".jsonl.gz")
         scores = {model: folder / "scores" / f"{split}-{collection}-{model}.csv" for model in models}
