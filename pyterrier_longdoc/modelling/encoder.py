@@ -138,9 +138,9 @@ class WindowEncoder(nn.Module):
 
     @property
     def has_random_layers(self) -> bool:
-        """Whether it has layers besides backbone and representation step that are random before training."""
-        own = (child for name, child in self.named_children() if name not in ("backbone", "representation"))
-        return not self.starts_neutral and any(next(child.parameters(), None) is not None for child in own)
+        """Whether it has weights besides backbone and representation step that are random before training."""
+        parts = {name.partition(".")[0] for name, _ in self.named_parameters()}
+        return not self.starts_neutral and not parts <= {"backbone", "representation"}
 
     def make_runtime(self, name: str) -> TorchRuntime | OpenVinoRuntime:
         """Return the runtime of this name."""

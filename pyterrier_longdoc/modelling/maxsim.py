@@ -36,7 +36,7 @@ from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .token_vectors import TokenVectors
 from .tokens import Span
-from .weights import fingerprint
+from .weights import fingerprint, seeded
 
 STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
 """Keeps the vectors of windows of the run in this thread on disk in fp16, and rounds new ones, so that it makes no
@@ -83,8 +83,7 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
             )
         backbone, vectors = load_encoder(name, trust_remote_code=trust_remote_code), TokenVectors(trained=False)
         linear = {"inputs": backbone.state_size, "bias": False, "activation": "Identity", "residual": False}
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
+        with seeded(seed):
             projection = RepresentationSteps([{"kind": "dense", **linear, "outputs": DIMENSIONS}], backbone.state_size)
     # The last steps of a cross-encoder expect a state that depends on the query.
     parts = vars(backbone) | {"representation": projection, "final": None, "pooling": "cls"}

@@ -23,7 +23,7 @@ from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, Inputs, Settings
 from .readers import Reader
 from .tokens import serialized
-from .weights import HeadSpec, WeightsWatch, fingerprint, seeded_head, warm_start
+from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head, warm_start
 from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
@@ -147,8 +147,7 @@ class Model(nn.Module):
     ) -> Model:
         """Put a head on a loaded backbone, with the checkpoint's weights where they fit, else random ones by seed."""
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
+        with seeded(seed):
             encoder_module = encoder(backbone)
             model = cls(
                 encoder_module,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -59,11 +60,18 @@ class WeightsWatch:
         return before != (self._writes, self._contents)
 
 
-def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
-    """Make a head with weights that depend on `seed` alone; the global random state stays as it is."""
-    name, options = head
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let random weights depend on `seed` alone; the global random state stays as it is."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
+        yield
+
+
+def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
+    """Make a head with weights that depend on `seed` alone."""
+    name, options = head
+    with seeded(seed):
         return build_head(name, hidden_size, channels=channels, **options)
 
 
@@ -90,16 +98,19 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     elif model.trained:
         return False
     else:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            model.ready = warm_start(new, model.take_over())
+        with seeded(seed):
+            ready = warm_start(new, model.take_over())
+        model.ready = ready and not getattr(model.encoder, "has_random_layers", False)
     model.head, model.head_spec = new, head
     model.eval()
     return True
 
 
-def start_from(model: Any, other: Any) -> str | None:
+def start_from(model: Any, other: Any, seed: int) -> str | None:
     """Take over another model's encoder, and its head or what fits of it; return how the encoders differ if they do.
+
+    Weights that the other model does not have stay random, by seed. Then, or if the other encoder has layers that this
+    one lacks, scores make no sense before training.
 
     From a bi-encoder only the backbone is taken: no head was trained on its states. The same holds between encoders
     whose vectors stand for different things.
@@ -115,17 +126,30 @@ def start_from(model: Any, other: Any) -> str | None:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
         model.ready = False
     else:
-        random_layers = False
-        for name, module in encoder.named_children():
-            other_module = getattr(other_encoder, name, None)
-            if other_module is not None and _difference(module, other_module) is None:
-                module.load_state_dict(other_module.state_dict())
-            elif not encoder.starts_neutral and next(module.parameters(), None) is not None:
-                random_layers = True
-        _start_head(model, other)
-        model.ready = model.ready and encoder.reads_like(other_encoder) and not random_layers
+        own, other_own = _shapes(encoder), _shapes(other_encoder)
+        shared = {part for part in own if own[part] == other_own.get(part)}
+        encoder.load_state_dict(
+            {name: value for name, value in other_encoder.state_dict().items() if _part(name) in shared}, strict=False
+        )
+        alike = not other_own.keys() - shared and (encoder.starts_neutral or not own.keys() - shared)
+        with seeded(seed):
+            _start_head(model, other)
+        model.ready = model.ready and encoder.reads_like(other_encoder) and alike
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
     return None
+
+
+def _part(name: str) -> str:
+    """Return the module or parameter of an encoder to which a weight of this name belongs."""
+    return name.partition(".")[0]
+
+
+def _shapes(encoder: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shapes of an encoder's weights, by part."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, value in encoder.state_dict().items():
+        shapes.setdefault(_part(name), {})[name] = tuple(value.shape)
+    return shapes
 
 
 def _start_head(model: Any, other: Any) -> None:

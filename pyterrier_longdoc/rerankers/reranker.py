@@ -735,7 +735,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         model, other_model = self.model, other.model
         if model.tokenizer.get_vocab() != other_model.tokenizer.get_vocab():
             raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
-        difference = start_from(model, other_model)
+        difference = start_from(model, other_model, self.seed)
         if difference is not None:
             raise ValueError(
                 f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone and pooling "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -122,6 +123,52 @@ def test_random_layers_of_an_encoder_warn_after_start_from(cross_encoder, result
         model(results)
 
 
+class Scaled(WindowEncoder):
+    """Has a parameter of its own outside any layer."""
+
+    def __init__(self, backbone):
+        super().__init__(backbone)
+        self.scale = nn.Parameter(torch.ones(self.hidden_size))
+
+
+class ScaledP(ld.MaxP):
+    encoder_class = Scaled
+
+
+def test_parameters_of_an_encoder_outside_layers_warn(cross_encoder, results):
+    with pytest.warns(ld.UntrainedWarning):
+        ScaledP(cross_encoder, **READING)(results)
+
+
+def test_start_from_takes_over_parameters_of_an_encoder_outside_layers(cross_encoder):
+    other = ScaledP(cross_encoder, **READING)
+    nn.init.constant_(other.model.encoder.scale, 3.0)
+    model = ScaledP(cross_encoder, **READING).start_from(other)
+    assert model.model.encoder.scale.tolist() == other.model.encoder.scale.tolist()
+
+
+def test_a_model_without_the_layers_that_the_other_was_trained_with_warns_after_start_from(cross_encoder, results):
+    class LayeredP(ld.MaxP):
+        encoder_class = Layered
+
+    trained = LayeredP(cross_encoder, **READING)
+    trained.model.mark_trained({})
+    model = ld.MaxP(cross_encoder, **READING).start_from(trained)
+    with pytest.warns(ld.UntrainedWarning):
+        model(results)
+
+
+def test_random_layers_of_an_encoder_warn_with_another_aggregation(cross_encoder, results):
+    class LayeredPARADE(ld.PARADE):
+        encoder_class = Layered
+
+    model = LayeredPARADE(cross_encoder, aggregation="avg", **READING)
+    assert not model.model.ready
+    model.aggregation = "max"
+    with pytest.warns(ld.UntrainedWarning):
+        model(results)
+
+
 @pytest.mark.parametrize("name", ["CEDR-knrm", "PARADE-query"])
 def test_an_encoder_of_vectors_alone_is_refused_by_heads_that_need_tokens(name, cross_encoder, results):
     class Vectors(WindowEncoder):
@@ -156,18 +203,37 @@ class NoisyHead(ld.Head, name="noisyp"):
 
 @dataclass(eq=False, repr=False)
 class NoisyP(ld.CrossEncoder):
+    _: KW_ONLY
+    noisy: bool = ld.argument(True, role="head")
+
     def head_spec(self):
-        return "noisyp", {}
+        return ("noisyp" if self.noisy else "maxp"), {}
 
     def default_windows(self):
         return ld.GreedyChunks(20)
 
 
-def test_weights_that_warm_start_draws_depend_on_the_seed_alone(cross_encoder):
+def made(noisy, cross_encoder):
+    return NoisyP(cross_encoder, noisy=noisy, seed=3, max_query_len=8, device="cpu")
+
+
+def with_another_head(cross_encoder):
+    model = made(False, cross_encoder)
+    assert model.model.head.name == "maxp"
+    model.noisy = True
+    return model
+
+
+def started(cross_encoder):
+    return made(True, cross_encoder).start_from(made(False, cross_encoder))
+
+
+@pytest.mark.parametrize("make_noisy", [partial(made, True), with_another_head, started])
+def test_weights_that_warm_start_draws_depend_on_the_seed_alone(make_noisy, cross_encoder):
     drawn = []
     for state in (0, 1):
         torch.manual_seed(state)
-        drawn.append(NoisyP(cross_encoder, seed=3, max_query_len=8, device="cpu").model.head.noise.detach().numpy())
+        drawn.append(make_noisy(cross_encoder).model.head.noise.detach().numpy())
     np.testing.assert_array_equal(*drawn)
 
 

@@ -422,7 +422,7 @@ def test_the_same_seed_gives_the_same_random_layers():
     assert not torch.isclose(first, other).any()
 
 
-@pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "TKL"])
 def test_start_from(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
