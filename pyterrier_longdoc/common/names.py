@@ -31,7 +31,10 @@ class ChecksNames:
         if "__dataclass_fields__" in vars(owner):
             names = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
             for name in (name for name in arguments if name not in names):
-                raise TypeError(f"{cls.__name__} has no argument {name!r}{did_you_mean(name, names)}")
+                hint = did_you_mean(name, names)
+                if not hint and owner is not cls:
+                    hint = f"; is {cls.__name__} decorated with @dataclass?"
+                raise TypeError(f"{cls.__name__} has no argument {name!r}{hint}")
         return super().__new__(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -283,7 +283,8 @@ class Model(nn.Module):
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
         encoded: Encoded = self.encoder(pairs, needs=head.needs, match=match, coverage=coverage)
-        if head.needs != "cls" and encoded.query is None:
+        lacks_matches = match is not None and encoded.matches is None
+        if lacks_matches or (head.needs != "cls" and encoded.query is None):
             raise ValueError(
                 f"{type(self.encoder).__name__} gives vectors of windows alone, but the head {head.name!r} also needs "
                 f"the states of tokens (needs={head.needs!r})"
@@ -310,10 +311,14 @@ class Model(nn.Module):
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
         explanations, own = [], self.encoder.explain(pairs, encoded, self.head)
-        if len(own) != len(pairs) or any(more.keys() - {"term_scores", "extra"} for more in own):
+        columns = set(getattr(self.encoder, "explains", ()))
+        if len(own) != len(pairs) or any(
+            more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own
+        ):
             raise ValueError(
                 f"{type(self.encoder).__name__}.explain must return a dictionary for each of the {len(pairs)} pairs, "
-                f"with no other keys than 'term_scores' and 'extra'"
+                f"with no other keys than 'term_scores' and 'extra', and in 'extra' the columns that explains names: "
+                f"{sorted(columns)}"
             )
         for i, (pair, more) in enumerate(zip(pairs, own, strict=True)):
             if terms is not None:

@@ -73,14 +73,17 @@ class Windows(ReprMixin, ABC):
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         """Return the windows of a document, at least one, in document order; plain ids suffice unless `needs_text`."""
         length, most = len(tokens), self.largest or len(tokens)
-        spans = [(start, min(end, length)) for start, end in self.spans(tokens)]
-        for start, end in spans:
-            if start < 0 or end - start > most:
+        spans = []
+        for start, end in self.spans(tokens):
+            stop = min(end, length)
+            if not 0 <= start <= end or stop - start > most:
                 raise ValueError(
-                    f"{type(self).__name__}.spans returned the window {(start, end)}: windows must begin at 0 or later "
-                    f"and have at most {most} tokens, as its largest says"
+                    f"{type(self).__name__}.spans returned the window {(start, end)}: windows must begin at 0 or later, "
+                    f"not after their end, and have at most {most} tokens, as its largest says"
                 )
-        spans = [span for span in spans if span[0] < span[1]] or [(0, 0)]
+            if start < stop:
+                spans.append((start, stop))
+        spans = spans or [(0, 0)]
         return self._select(spans, tokens)
 
     @abstractmethod

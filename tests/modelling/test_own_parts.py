@@ -49,7 +49,7 @@ def test_a_later_model_leaves_an_encoders_column_out(lengths, cross_encoder, res
     assert "window_lengths" not in ld.MaxP(cross_encoder, **READING)(out)
 
 
-@pytest.mark.parametrize("found", [[], [{"lengths": 3}]])
+@pytest.mark.parametrize("found", [[], [{"lengths": 3}], [{"extra": {"lengths": 3}}]])
 def test_an_explanation_of_another_form_is_refused(found, cross_encoder, results):
     class Wrong(WindowEncoder):
         def explain(self, pairs, encoded, head):
@@ -60,6 +60,12 @@ def test_an_explanation_of_another_form_is_refused(found, cross_encoder, results
 
     with pytest.raises(ValueError, match=r"Wrong\.explain must return"):
         WrongP(cross_encoder, explain=True, **READING)(results)
+
+
+def test_an_explanation_without_a_column_that_it_names_is_refused(lengths, cross_encoder, results, monkeypatch):
+    monkeypatch.setattr(lengths.encoder_class, "explain", WindowEncoder.explain)
+    with pytest.raises(ValueError, match=r"Lengths\.explain must return .*: \['window_lengths'\]"):
+        lengths(cross_encoder, explain=True, **READING)(results)
 
 
 class Reversed(PairReader):
@@ -184,6 +190,18 @@ def test_an_encoder_of_vectors_alone_is_refused_by_heads_that_need_tokens(name, 
     }
     with pytest.raises(ValueError, match="Vectors gives vectors of windows alone"):
         own(cross_encoder, max_query_len=8, device="cpu", **own_arguments[name])(results)
+
+
+def test_an_encoder_without_matches_is_refused_by_heads_that_need_them(cross_encoder, results):
+    class Unmatched(WindowEncoder):
+        def forward(self, pairs, **needs):
+            return replace(super().forward(pairs, **needs), matches=None)
+
+    class UnmatchedCEDR(ld.CEDR):
+        encoder_class = Unmatched
+
+    with pytest.raises(ValueError, match="Unmatched gives .* the head 'cedr-knrm' also needs"):
+        UnmatchedCEDR(cross_encoder, window_size=20, max_query_len=8, device="cpu")(results)
 
 
 class NoisyHead(ld.Head, name="noisyp"):

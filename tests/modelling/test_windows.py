@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -286,7 +287,7 @@ def test_strange_texts(tokenizer, text):
         assert covered(windows(tokens)) == set(range(len(tokens)))
 
 
-@pytest.mark.parametrize("span", [(-1, 4), (0, 5)])
+@pytest.mark.parametrize("span", [(-1, 4), (0, 5), (4, 2)])
 def test_a_rule_whose_windows_break_its_promise_is_refused(span):
     @dataclass(frozen=True, repr=False)
     class _Broken(Windows):
@@ -295,8 +296,21 @@ def test_a_rule_whose_windows_break_its_promise_is_refused(span):
         def spans(self, tokens):
             return [span]
 
-    with pytest.raises(ValueError, match=r"_Broken\.spans returned the window"):
+    with pytest.raises(ValueError, match=r"_Broken\.spans returned the window " + re.escape(str(span))):
         _Broken()(list(range(9)))
+
+
+def test_the_error_of_windows_that_do_not_fit_names_the_largest_one():
+    with pytest.raises(ValueError, match="its windows have up to 6 tokens"):
+        SlidingWindows(6, 4).within(5)
+
+
+def test_a_rule_that_is_no_dataclass_is_asked_for_the_decorator():
+    class _Plain(Windows):
+        size: int = 4
+
+    with pytest.raises(TypeError, match="has no argument 'size'; is _Plain decorated with @dataclass"):
+        _Plain(size=3)
 
 
 def test_windows_end_with_the_text():
