@@ -78,8 +78,8 @@ class Windows(ReprMixin, ABC):
             stop = min(end, length)
             if not 0 <= start <= end or stop - start > most:
                 raise ValueError(
-                    f"{type(self).__name__}.spans returned the window {(start, end)}: windows must begin at 0 or later, "
-                    f"not after their end, and have at most {most} tokens, as its largest says"
+                    f"{type(self).__name__}.spans returned the window {(start, end)}: windows must begin at 0 or "
+                    f"later, not after their end, and have at most {most} tokens, as its largest says"
                 )
             if start < stop:
                 spans.append((start, stop))

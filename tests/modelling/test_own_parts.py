@@ -200,7 +200,7 @@ def test_an_encoder_without_matches_is_refused_by_heads_that_need_them(cross_enc
     class UnmatchedCEDR(ld.CEDR):
         encoder_class = Unmatched
 
-    with pytest.raises(ValueError, match="Unmatched gives .* the head 'cedr-knrm' also needs"):
+    with pytest.raises(ValueError, match=r"Unmatched gives .* the head 'cedr-knrm' also needs"):
         UnmatchedCEDR(cross_encoder, window_size=20, max_query_len=8, device="cpu")(results)
 
 
@@ -216,7 +216,7 @@ class NoisyHead(ld.Head, name="noisyp"):
         return super().warm_start(start)
 
     def forward(self, encoded):
-        return self.score(encoded.cls[:, 0] + self.noise)
+        return self.score(encoded.cls + self.noise).masked_fill(~encoded.mask, -torch.inf).amax(1)
 
 
 @dataclass(eq=False, repr=False)
