@@ -314,25 +314,27 @@ def _known_places(
 ) -> list[dict[str, Any]]:
     """Return the rows of the passages that begin first, whose characters are known."""
     check_columns(passages, ("qid", "docno", "start", "end"), "passages")
-    keys = zip(as_strings(passages["qid"]), as_strings(passages["docno"]), strict=True)
-    first: dict[tuple[str, str], tuple[int, int, Any]] = {}
-    for pair, start, end, row in zip(keys, passages["start"], passages["end"], passages.index, strict=True):
-        place = (int(start), int(end), row)
-        first[pair] = min(first.get(pair, place), place, key=lambda each: each[:2])
+    places = passages.assign(qid=as_strings(passages["qid"]), docno=as_strings(passages["docno"]))
+    places = places.sort_values(["start", "end"], kind="stable").drop_duplicates(["qid", "docno"])
+    first = {(row.qid, row.docno): row for row in places.itertuples()}
     positions: list[dict[str, Any]] = []
     for pair in zip(pairs["qid"], pairs["docno"], strict=True):
-        document, known = read(pair[1]), first.get(pair)
         advance(1)
-        if document is None or known is None or known[1] > len(document.text):
-            reason = (
-                NOT_THERE if document is None else "no passage" if place is None else "passage ends behind the text"
-            )
-            positions.append({"length": None if document is None else len(document), "reason": reason})
-            continue
-        start, end, row = known
-        tokens = {"first_token": int(document.tokens_before(start)), "end_token": document.tokens_begun(end)}
-        place_of = {"start": start, "end": end, "passage": row, "similarity": 1.0, "method": "known"}
-        positions.append({**tokens, "length": len(document), **place_of})
+        document, place = read(pair[1]), first.get(pair)
+        if document is None:
+            positions.append({"reason": NOT_THERE})
+        elif place is None:
+            positions.append({"length": len(document), "reason": "no passage"})
+        elif place.end > len(document.text):
+            positions.append({"length": len(document), "reason": "passage ends behind the text"})
+        else:
+            tokens = {
+                "first_token": int(document.tokens_before(place.start)),
+                "end_token": document.tokens_begun(place.end),
+                "length": len(document),
+            }
+            found = {"start": place.start, "end": place.end, "passage": place.Index}
+            positions.append({**tokens, **found, "similarity": 1.0, "method": "known"})
     return positions
 
 

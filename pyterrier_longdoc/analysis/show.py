@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class _ShownDocument:
             is_place = any(a <= start and end <= b for a, b in self.places)
             yield _Part(start, end, windows, self.text[start:end], is_place)
 
-    @property
+    @cached_property
     def shaded(self) -> list[tuple[int, int]]:
         """The windows, widened to the ends of words where they begin or end within a word."""
         return [(self._edge(start, -1), self._edge(end, 1)) for start, end in self.spans]
@@ -305,8 +306,7 @@ class _DocumentHtml:
             room = max(0, room - len(part.text))
         rest = end - start - self.characters
         text = visible + (f"<details><summary>… {rest} more characters</summary>{hidden}</details>" if hidden else "")
-        shaded = document.shaded
-        starts = [i for i in group[0].windows if shaded[i][0] == start]
+        starts = [i for i in group[0].windows if document.shaded[i][0] == start]
         best = any(document.best in part.windows for part in group)
         labels = "<br>".join(map(self._number, starts)) or "&nbsp;"
         return f'<div class="part{" best" * best}"><div class="of">{labels}</div><div class="text">{text}</div></div>'

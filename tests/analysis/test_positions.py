@@ -80,6 +80,14 @@ def test_the_first_of_several_known_places_counts():
     assert (found["start"], found["end"]) == (2, 3)
 
 
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_document_without_a_known_place_has_a_reason(known):
+    places = find().frame.dropna(subset="start")[["qid", "docno", "start", "end"]].head(known)
+    frame = find(passages=places).frame
+    assert set(frame["reason"].iloc[known:]) == {"no passage"}
+    assert set(frame["reason"].iloc[:known]) <= {""}
+
+
 def test_a_known_place_behind_the_text_is_a_reason():
     row = QRELS.iloc[0]
     places = pd.DataFrame({"qid": [row["qid"]], "docno": [row["docno"]], "start": [0], "end": [10_000]})
