@@ -13,7 +13,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "rerankers.reranker": ["CrossEncoder", "PrecisionWarning", "UntrainedWarning"],
+    "rerankers.cross_encoder": ["CrossEncoder", "UntrainedWarning"],
+    "rerankers.reranker": ["PrecisionWarning"],
     "rerankers.models": [
         "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "CEDR",
         "NeuralModel1", "TKL", "LongP",

@@ -43,9 +43,9 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
     MaxSim is always the packaged one: no cross-encoder has vectors of tokens. A file `score_cache` keeps scores, so
     that none is computed twice.
     """
+    from .rerankers.cross_encoder import CrossEncoder
     from .rerankers.maxsim import MaxSim
     from .rerankers.models import PARADE, FirstP, MaxP
-    from .rerankers.reranker import CrossEncoder
 
     # With float32 all machines come to the same figures.
     common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}

@@ -8,9 +8,6 @@ Those marked `gpu` need CUDA.
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -86,48 +83,6 @@ def test_a_gpu_is_taken_and_computes_in_bfloat16_unless_asked_otherwise(name):
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     assert model.coverage.dtype == ("bfloat16" if native else "float32")
     assert model.model.device.type == "cuda"
-
-
-# Where memory runs out.
-
-
-@contextmanager
-def scarce_memory(device: str, model, monkeypatch) -> Iterator[None]:
-    """Too little for a pass of all windows: of the GPU's memory a fraction, on a CPU an error of its own."""
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        free = torch.cuda.memory_allocated() + 48 * 2**20
-        torch.cuda.set_per_process_memory_fraction(free / torch.cuda.get_device_properties(0).total_memory)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        return
-    backbone = model.model.encoder.backbone
-    forward = backbone.forward
-
-    def limited(*args, **inputs):
-        if inputs["input_ids"].numel() > 400:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
-        return forward(*args, **inputs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(backbone, "forward", limited)
-        yield
-
-
-def test_passes_become_smaller_where_memory_runs_out(device, monkeypatch, caplog):
-    windows = 40 if device == "cpu" else 8000
-    run = run_of([100 + number % 7 for number in range(windows)], queries=1)
-    large = {"window_size": None, "batch_size": windows, "max_batch_tokens": 10**7, "device": device}
-    expected = scores(make("FirstP", **{**large, "batch_size": 64}, dtype="float32"), run)
-    model = make("FirstP", **large, dtype="float32")
-    _ = model.model
-    with scarce_memory(device, model, monkeypatch), caplog.at_level(logging.WARNING):
-        found = scores(model, run)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-    assert "memory ran out in a pass of" in caplog.text
-    assert model.model.encoder.affordable_tokens < windows * 100
 
 
 # Training.

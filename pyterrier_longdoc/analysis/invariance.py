@@ -17,7 +17,7 @@ from ..common.arguments import changed
 from ..common.caches import forget_embeddings
 from ..common.frames import field_names, window_fields
 from ..modelling.backbones.architectures import use_attention
-from ..rerankers.reranker import CrossEncoder
+from ..rerankers.cross_encoder import CrossEncoder
 
 _WORDS = ("river", "stone", "garden", "letter", "winter", "music", "horse", "window", "paper", "market", "engine")
 _QUERIES = {"1": "garden music", "2": "paper market by the river"}

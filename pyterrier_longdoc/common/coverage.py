@@ -225,6 +225,20 @@ class Explanation:
         return int(np.argmax(self.scores))
 
 
+def columns_of(explanations: Sequence[Explanation], extra: Sequence[str] = ()) -> dict[str, list[Any] | np.ndarray]:
+    """Return explanations as columns of a frame, those of an encoder's own (`extra`) included."""
+    best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
+    return {
+        "window_scores": [explanation.scores for explanation in explanations],
+        "window_weights": [explanation.weights for explanation in explanations],
+        "window_spans": [explanation.spans for explanation in explanations],
+        "best_start": best[:, 0],
+        "best_end": best[:, 1],
+        "term_scores": [explanation.term_scores for explanation in explanations],
+        **{name: [explanation.extra[name] for explanation in explanations] for name in extra},
+    }
+
+
 class Scored:
     """The results of R pairs of query and text: `(R,)` scores and, with `explain`, R explanations."""
 

@@ -7,8 +7,6 @@ query tokens, T tokens of a window with its query and special tokens, D tokens o
 from __future__ import annotations
 
 import itertools
-import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -28,8 +26,6 @@ from .inputs import Encoded, Input, Inputs, Matches, Pass, QueryStates, Settings
 from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime
-
-logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
 """Most tokens in a pass by default. A CPU keeps the states of a small pass in its caches; only large passes keep a GPU
@@ -58,7 +54,6 @@ class WindowEncoder(nn.Module):
         backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
 
     Attributes:
-        affordable_tokens: a limit on the tokens of a pass, set when memory runs out.
         runtime: computes the backbone when it scores.
         quantized: the runtime that has the backbone in int8; None for a backbone that is not quantized.
         settings: what is read and how it is computed, after `use`.
@@ -94,7 +89,6 @@ class WindowEncoder(nn.Module):
         self.hidden_size = backbone.hidden_size
         self.state_size = backbone.state_size
         self.origin = backbone
-        self.affordable_tokens = sys.maxsize
         self.quantized: QuantizedRuntime | None = None
         self.runtime: Any = TorchRuntime()
 
@@ -256,8 +250,7 @@ class WindowEncoder(nn.Module):
         limit = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
-            is_full = row - start == settings.batch_size
-            is_full = is_full or (row + 1 - start) * longest > min(limit, self.affordable_tokens)
+            is_full = row - start == settings.batch_size or (row + 1 - start) * longest > limit
             if (is_full or groups[row] != groups[start]) and row > start:
                 yield order[start:row]
                 start, longest = row, length
@@ -281,47 +274,16 @@ class WindowEncoder(nn.Module):
         if self.settings.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         for rows in self.divide([len(inputs[row]) for row in order], order, exact_run=exact_run):
-            for part, batch, states in self._encoded(inputs, rows, all_layers):
-                if coverage is not None:
-                    coverage.tokens_encoded += batch.tokens
-                    coverage.tokens_computed += batch.mask.numel()
-                yield part, batch, states
-
-    def _encoded(
-        self, inputs: Sequence[Input], rows: Sequence[int], all_layers: bool
-    ) -> Iterator[tuple[Sequence[int], Pass, States]]:
-        """Yield a pass, or its halves if memory runs out; later passes are smaller, too."""
-        longest = max(len(inputs[row]) for row in rows)
-        try:
-            batch, states = self._encode([inputs[row] for row in rows], self.rules.padded(longest), all_layers)
-        except RuntimeError as error:
-            # In training smaller passes do not help: the graph of earlier passes fills the memory.
-            if len(rows) == 1 or torch.is_grad_enabled() or not _is_out_of_memory(error):
-                raise
-        else:
-            yield rows, batch, states
-            return
-        # Outside "except": inside it the error would keep the failed pass's memory.
-        half = len(rows) // 2
-        self.affordable_tokens = half * self.rules.cost(longest)
-        logger.warning(
-            "memory ran out in a pass of %d windows of up to %d tokens: from now on a pass has at most %d tokens; "
-            "max_batch_tokens=%d spares the attempt",
-            *(len(rows), longest, self.affordable_tokens, self.affordable_tokens),
-        )
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        yield from self._encoded(inputs, rows[:half], all_layers)
-        yield from self._encoded(inputs, rows[half:], all_layers)
-
-    def _encode(self, inputs: Sequence[Input], length: int, all_layers: bool) -> tuple[Pass, States]:
-        """Return a pass, padded to a length, and its states."""
-        batch = collate(inputs, length, self.reader.pad_id, self.settings.device)
-        arguments = {**batch.arguments, **self.rules.extra_inputs(batch)}
-        recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
-        with recording as earlier_states, self.rules.pass_context(self.backbone, length):
-            last_states = self.runtime(self.backbone, arguments)
-        return batch, (*earlier_states, last_states)
+            length = self.rules.padded(max(len(inputs[row]) for row in rows))
+            batch = collate([inputs[row] for row in rows], length, self.reader.pad_id, self.settings.device)
+            arguments = {**batch.arguments, **self.rules.extra_inputs(batch)}
+            recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
+            with recording as earlier_states, self.rules.pass_context(self.backbone, length):
+                last_states = self.runtime(self.backbone, arguments)
+            if coverage is not None:
+                coverage.tokens_encoded += batch.tokens
+                coverage.tokens_computed += batch.mask.numel()
+            yield rows, batch, (*earlier_states, last_states)
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
@@ -367,11 +329,6 @@ class WindowEncoder(nn.Module):
         # In fp32, because bfloat16 cannot count beyond 256 tokens.
         weights = mask.unsqueeze(-1).float()
         return (states * weights).sum(1) / weights.sum(1)  # (V', H)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether memory ran out, on a GPU or on a CPU, whose allocator has no error class."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def by_length(lengths: Iterable[int]) -> list[int]:

@@ -137,7 +137,7 @@ class ExternalReader(Reader):
 
     def words(self, query: Query) -> str:
         """Return the text of a query that is read."""
-        (tokens,) = tokenize(self.tokenizer, self.settings.layout.read([query.text]), offsets=True)
+        (tokens,) = tokenize(self.tokenizer, self.settings.layout.normalized([query.text]), offsets=True)
         return tokens.beginning(query.tokens_read)
 
 

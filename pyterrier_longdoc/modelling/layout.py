@@ -54,8 +54,8 @@ class InputLayout:
         """Whether it needs an input of two texts, which a template does not give."""
         return self.pad_query or self.shared_budget
 
-    def read(self, texts: Sequence[str]) -> Sequence[str]:
-        """Return queries or texts as they are read; every character keeps its position."""
+    def normalized(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return queries or texts in the letter case that is read; every character keeps its position."""
         # The only letter with a longer lower case.
         return [text.replace("İ", "i").lower() for text in texts] if self.lowercase else texts
 

@@ -106,22 +106,29 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     return True
 
 
-def start_from(model: Any, other: Any, seed: int) -> str | None:
-    """Take over another model's encoder, and its head or what fits of it; return how the encoders differ if they do.
+def start_from(model: Any, other: Any, seed: int) -> None:
+    """Take over another model's encoder, and its head or what fits of it.
 
     Weights that the other model does not have stay random, by seed. Then, or if the other encoder has layers that this
     one lacks, scores make no sense before training.
 
     From a bi-encoder only the backbone is taken: no head was trained on its states. The same holds between encoders
     whose vectors stand for different things.
+
+    Raises:
+        ValueError: if the encoders or the vocabularies differ.
     """
+    if model.tokenizer.get_vocab() != other.tokenizer.get_vocab():
+        raise ValueError("the other model's tokenizer has another vocabulary: give both models the same backbone")
     encoder, other_encoder = model.encoder, other.encoder
     only_backbone = encoder.stands_for != other_encoder.stands_for or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
         difference = _difference(getattr(encoder, part), getattr(other_encoder, part))
         if difference is not None:
-            return difference
+            raise ValueError(
+                f"the other model has another kind of encoder ({difference}): give both the same backbone and pooling"
+            )
     if only_backbone:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
         model.ready = False
@@ -136,7 +143,6 @@ def start_from(model: Any, other: Any, seed: int) -> str | None:
             _start_head(model, other)
         model.ready = model.ready and encoder.reads_like(other_encoder) and alike
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
-    return None
 
 
 def _part(name: str) -> str:

@@ -10,7 +10,7 @@ import pyterrier as pt
 
 from ..common.key import description
 from .calibrated import Calibrated
-from .reranker import CrossEncoder
+from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION
 
 

@@ -60,6 +60,7 @@ class BiEncoder(Reranker):
     papers: ClassVar[tuple[str, ...]] = ("reimers-2019-sentence",)
 
     _sized_by: ClassVar[str] = "window_size"
+    encoder_class: ClassVar[type[EmbeddingEncoder]] = EmbeddingEncoder
 
     def _set_up(self, model: Model | None) -> Model:
         # The model is never trained: copies of this transformer load it again.

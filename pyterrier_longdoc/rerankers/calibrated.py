@@ -20,7 +20,7 @@ from ..common.key import key
 from ..common.presentation import NotebookMixin, changes
 from ..common.warnings import warn
 from ..data.collection import TextLoader
-from .reranker import CrossEncoder
+from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION, save
 
 FEWEST = 20

@@ -28,7 +28,7 @@ from ..modelling.weights import HeadSpec, seeded_head
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..modelling.word_vectors import load_word_backbone
 from ..training import TrainingArgs
-from .reranker import CrossEncoder
+from .cross_encoder import CrossEncoder
 
 
 @dataclass(eq=False, repr=False)

@@ -17,7 +17,7 @@ from ..common.warnings import warn_of_coverage
 from ..modelling.preselection import FOLDER, Preselection, WindowSelector
 from ..modelling.tokens import Span, TokenizedText, tokenize
 from .biencoder import BiEncoder
-from .reranker import CrossEncoder
+from .cross_encoder import CrossEncoder
 from .saved import arguments_from, config_of, write
 
 _DECIMALS = 5

@@ -211,7 +211,10 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
     recipe: TrainingArgs = ranker.recipe
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
     model, judged = ranker.model, cast(pd.DataFrame, data.validation_qrels)
-    groups = make_groups(data.run, data.qrels, recipe)
+    groups, settings = make_groups(data.run, data.qrels, recipe), {}
+    if recipe.checkpoint is not None:
+        settings = training_settings(ranker, data.validation_run, judged)
+        settings["segments"] = crc32(repr((candidates.texts, candidates.spans)).encode())
     train(
         nn.ModuleDict({"selector": selector.model, "ranker": model}),
         # Numbers of rows in place of texts: the objective looks up the segments.
@@ -221,10 +224,7 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
         on_step=partial(model.mark_trained, recipe.as_dict()),
         history=model.history,
         objective=partial(_joint_loss, candidates=candidates),
-        settings=lambda: {
-            **training_settings(ranker, data.validation_run, judged),
-            "segments": crc32(repr((candidates.texts, candidates.spans)).encode()),
-        },
+        settings=settings,
         verbose=ranker.verbose,
     )
 

@@ -38,7 +38,7 @@ def train(
     on_step: Callable[[], object] = lambda: None,
     history: list[dict[str, Any]] | None = None,
     objective: Objective | None = None,
-    settings: Callable[[], Mapping[str, Any]] = dict,
+    settings: Mapping[str, Any] | None = None,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
     """Train a model in place; an interrupted one keeps the weights of the best validation, or else of the last step.
@@ -52,7 +52,7 @@ def train(
         on_step: called after each optimiser step.
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of examples, for methods that need more than scores; None for the recipe's.
-        settings: returns the model's settings: a training is not continued with other settings.
+        settings: the model's settings, if there is a checkpoint folder: a training is not continued with others.
         verbose: show a progress bar.
 
     Returns:
@@ -76,7 +76,7 @@ def train(
         run = Run(model, data, recipe, objective or ranking_loss, [] if history is None else history)
         stack.callback(run.end)
         state, is_first = run.state, run.processes.rank == 0
-        if recipe.checkpoint is not None and run.resume(settings()):
+        if recipe.checkpoint is not None and run.resume(settings or {}):
             on_step()
             if is_first:
                 done = "nothing to do" if run.is_over else "resuming"

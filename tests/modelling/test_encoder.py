@@ -22,7 +22,7 @@ from pyterrier_longdoc.modelling.windows import SlidingWindows
 
 from ..support import tiny
 from ..support.systems import QUIET, make, scores
-from .test_model import CLOSE, QUERIES, TEXTS, text_of
+from .test_model import CLOSE, QUERIES, TEXTS
 from .test_model import make as make_scorer
 
 pytestmark = QUIET
@@ -56,54 +56,6 @@ def test_passes_are_all_rows_in_order_and_within_the_limits(encoder, lengths, li
     if exact_run:
         mixed = [rows for rows in passes if len(set(rows)) > 1]
         assert all(lengths.count(length) < exact_run for rows in mixed for length in rows)
-
-
-def out_of_memory_beyond(limit, model, monkeypatch, error) -> list[int]:
-    """Lets the backbone run out of memory in passes of more than so many tokens; the sizes of those that succeed."""
-    sizes, forward = [], model.encoder.backbone.forward
-
-    def spy(*args, **kwargs):
-        if kwargs["input_ids"].numel() > limit:
-            raise error
-        sizes.append(kwargs["input_ids"].numel())
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(model.encoder.backbone, "forward", spy)
-    return sizes
-
-
-MEMORY_ERRORS = [
-    torch.OutOfMemoryError("CUDA out of memory."),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to"),
-]
-
-
-@pytest.mark.parametrize(("head", "error"), zip(["maxp", "cedr-knrm"], MEMORY_ERRORS, strict=True))
-def test_smaller_passes_where_memory_runs_out(backbone, head, error, monkeypatch, caplog):
-    queries, texts = ["cat tree", "snow"] * 10, [text_of(5 + 7 * i, i) for i in range(20)]
-    expected = make_scorer(backbone, head).score(queries, texts).scores
-    model = make_scorer(backbone, head)
-    sizes = out_of_memory_beyond(200, model, monkeypatch, error)
-    np.testing.assert_allclose(model.score(queries, texts).scores, expected, atol=1e-5)
-    assert max(sizes) <= 200
-    limit = model.encoder.affordable_tokens
-    assert f"from now on a pass has at most {limit} tokens; max_batch_tokens={limit}" in caplog.text
-    caplog.clear()
-    model.score(queries, texts)
-    assert "memory ran out" not in caplog.text
-
-
-def test_what_smaller_passes_cannot_help_is_an_error(backbone, monkeypatch):
-    model = make_scorer(backbone)
-    texts = [text_of(40, i) for i in range(3)]
-    out_of_memory_beyond(5, model, monkeypatch, RuntimeError("something else"))
-    with pytest.raises(RuntimeError, match="something else"):
-        model.score(["cat"] * 3, texts)
-    out_of_memory_beyond(5, model, monkeypatch, MEMORY_ERRORS[0])
-    with pytest.raises(torch.OutOfMemoryError):
-        model(["cat"] * 3, texts)  # a training's graph stays
-    with pytest.raises(torch.OutOfMemoryError):
-        model.score(["cat"], texts[:1])  # a single window
 
 
 def test_equal_windows_are_encoded_once(encoder, backbone):

@@ -265,7 +265,7 @@ def test_arguments_without_effect_are_refused(arguments):
         ld.MaxSim(PLAIN, **arguments)
 
 
-@pytest.mark.filterwarnings("default::pyterrier_longdoc.rerankers.reranker.UntrainedWarning")
+@pytest.mark.filterwarnings("default::pyterrier_longdoc.rerankers.cross_encoder.UntrainedWarning")
 def test_a_plain_encoder_gets_a_projection_by_seed_and_must_be_trained(cross_encoder, plain_encoder, results):
     for backbone in (plain_encoder, cross_encoder):
         with pytest.warns(ld.UntrainedWarning, match=r"before fit \(a late-interaction checkpoint"):

@@ -23,7 +23,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc import modelling
 from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.modelling.saved import compress, restore
-from pyterrier_longdoc.rerankers.reranker import UntrainedWarning
+from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 
 from ..support import tiny
 from ..support.processes import start, wait

@@ -70,7 +70,7 @@ CONTRACT = (*REPRESENTATIVE, "FirstP", "LongP", "Birch", "PARADE-query", "MaxSim
 """Also those that read, remember or need something else: what holds for these does not depend on the head."""
 
 QUIET = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.reranker.UntrainedWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.cross_encoder.UntrainedWarning"),
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
 ]
 """Marks of tests in which random weights and texts that are cut are nothing to warn of."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.rerankers.reranker import UntrainedWarning
+from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
 from pyterrier_longdoc.training.examples import draw_epoch, make_examples
 from pyterrier_longdoc.training.loop import Run, ranking_loss

@@ -187,7 +187,7 @@ class Reader(ABC):
         """Return the tokens of texts with their titles; equal texts are tokenized once, and share one object."""
         documents = {text: as_document(text) for text in dict.fromkeys(texts)}
         if self.settings.layout.lowercase:
-            documents = {k: Document(*self.settings.layout.read([d.text, d.repeated])) for k, d in documents.items()}
+            documents = {k: Document(*self.settings.layout.normalized([d.text, d.repeated])) for k, d in documents.items()}
         tokens = tokenize_documents(
             self.tokenizer,
             list(documents.values()),
@@ -201,7 +201,7 @@ class Reader(ABC):
     def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
         """Return the tokens of queries, as far as they are read; equal queries share one object."""
         distinct, limit = list(dict.fromkeys(queries)), self.query_limit
-        tokens = tokenize(self.tokenizer, self.settings.layout.read(distinct), lead=self.query_lead)
+        tokens = tokenize(self.tokenizer, self.settings.layout.normalized(distinct), lead=self.query_lead)
         made = {
             text: Query(text, t.ids[:limit] if len(t) else self._empty[0], len(t), min(len(t), limit))
             for text, t in zip(distinct, tokens, strict=True)
@@ -230,7 +230,7 @@ class Reader(ABC):
             return [(document, spans_of[document]) for document in documents]
         # The model of a selector has its own precision.
         with torch.autocast(settings.device.type, enabled=False):
-            words = settings.layout.read([query.text for query in queries])
+            words = settings.layout.normalized([query.text for query in queries])
             return settings.preselect.cut(words, documents, self.windows)
 
     def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:

@@ -43,7 +43,7 @@ class TemplateReader(PairReader):
         if not self.query_trail:
             return made
         distinct = list(dict.fromkeys(made))
-        texts = self.settings.layout.read([query.text for query in distinct])
+        texts = self.settings.layout.normalized([query.text for query in distinct])
         strings = [f"{self.query_lead}{text}{self.query_trail}" for text in texts]
         *whole, trail = (tokens.ids for tokens in tokenize(self.tokenizer, [*strings, self.query_trail]))
         with_trail = {}

@@ -1,0 +1,498 @@
+"""Cross-encoders: rerankers with weights, which are trained, saved and shared."""
+
+# Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pandas as pd
+import pyterrier as pt
+
+from ..common.arguments import argument, arguments_of, changed, check_type
+from ..common.coverage import Scored
+from ..common.files import full_path
+from ..common.frames import Text, strings, validated
+from ..common.servers import BackendError
+from ..common.warnings import warn, warn_of_coverage, warn_once
+from ..modelling.backbones.architectures import BackboneOptions
+from ..modelling.backbones.load import Backbone, load_backbone
+from ..modelling.inputs import Settings
+from ..modelling.layout import InputLayout, resolve_layout
+from ..modelling.model import Model
+from ..modelling.quantized import draw_windows, quantize
+from ..modelling.templates import Template, resolve_template
+from ..modelling.weights import HeadSpec, exchange_head, start_from
+from ..training import (
+    ContinuedTrainingWarning,
+    LeftOutWarning,
+    TrainedOn,
+    TrainingArgs,
+    evaluate,
+    history_frame,
+    prepare,
+    train,
+    training_settings,
+)
+from ..training.queries import check_validation
+from ..training.recipe import papers_of_recipe
+from ..training.resume import STATE_FILE, is_first_process
+from . import saved
+from .export import export_classifier
+from .origins import Checkpoint, Scorer, origin_of
+from .reranker import Reranker
+from .score_cache import score_with_cache
+
+POOLINGS = ("cls", "mean", "last")
+
+
+class UntrainedWarning(UserWarning):
+    """A model with random weights is used as if it were trained."""
+
+
+@dataclass(eq=False, repr=False)
+class CrossEncoder(Reranker, pt.Estimator):
+    """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
+
+    Scores are logits. A changed attribute keeps the weights, unless it needs other weights.
+
+    Args:
+        backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
+            DeBERTa, DistilBERT, ModernBERT), without its last layer, or a plain encoder, which needs `fit` first. Or,
+            for models that aggregate scores, a scorer without weights here: `ScoreServer`, `PairScorer`. Default: a
+            public MS MARCO passage cross-encoder.
+        pooling: the window's vector, from the last layer's states: `"cls"` (the first token's), `"mean"` (of all
+            tokens, query and special ones included) or `"last"` (the last token's). A cross-encoder's classification
+            head is then left out, and the model must be trained. None: as the checkpoint was trained, with its
+            classification head; without one, `"mean"` for JINA and language models, as in Boytsov et al. 2025, and
+            `"cls"` for the others.
+        template: the words around a query and a window, for language models: the name of one (`"qwen3-reranker"`,
+            `"mxbai-rerank-v2"`, `"bge-reranker-v2-gemma"`, `"monot5"`; `"yes-no"` asks a chat model, `"plain"` is for a
+            model before its training), a `Template`, or a text with `{query}` and `{text}`. None takes it from the
+            checkpoint's files. If they name none, a language model that was trained to rank is refused, and any other
+            reads `"plain"`.
+        layout: how a query and a window become one input. `"pair"` is the tokenizer's layout for two texts, with which
+            cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; or an `InputLayout`, or the
+            name of another one that a preset uses.
+        score_cache: a file that stores scores by weights, settings, query and text. A second run of the same model over
+            the same texts reads them, and an interrupted run goes on: each block of texts is written when it is done.
+            Not used with `explain`, in the validation of `fit`, or for a class with code of your own but no `describe`
+            of its own.
+        training: the recipe of `fit`; None for `TrainingArgs()`.
+
+    Attributes:
+        trained_on: the queries of the last `fit`, and why it left out others; None before.
+
+    Example:
+        `bm25 >> ld.CrossEncoder.load("folder")` is the model that was saved there, whatever its class.
+    """
+
+    _: KW_ONLY
+    pooling: str | None = argument(None, role="weights", choices=POOLINGS)
+    template: str | Template | None = argument(None, role="weights")
+    layout: str | InputLayout = argument("pair", role="input")
+    score_cache: str | Path | None = argument(None, role="call")
+    training: TrainingArgs | None = argument(None, role="call")
+
+    _starts_trained: ClassVar[str] = (
+        "with a cross-encoder as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with "
+        "knrm and others start trained"
+    )
+    """For the warning of an untrained model."""
+    head_name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        self._validating = False
+        self.trained_on: TrainedOn | None = None
+        super().__post_init__()
+
+    def __repr__(self) -> str:
+        model, text = self._model, super().__repr__()
+        if model is None:
+            return text
+        if model.source:
+            text = saved.load_call(self, model)
+        if model.encoder.quantized is not None:
+            return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
+        if (model.trained or model.started) and not model.source:
+            return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
+        return text
+
+    def __getstate__(self) -> dict[str, Any]:
+        model = self._model
+        if model is not None and model.device.type != "cpu":
+            model = copy.deepcopy(model).cpu()
+        return {**super().__getstate__(), "_model": model}
+
+    # What a subclass defines.
+
+    def head_spec(self) -> HeadSpec:
+        """Return name and options of the head."""
+        if not self.head_name:
+            self._lacks("head", "head_spec")
+        return self.head_name, {}
+
+    def load_backbone(self) -> Backbone:
+        """Load the pre-trained part."""
+        options = self._backbone_options()
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+
+    def _backbone_options(self) -> BackboneOptions:
+        """Return how the pre-trained part is used where there is a choice."""
+        template = None if self.template is None else resolve_template(self.template)
+        return BackboneOptions(pooling=self.pooling, template=template)
+
+    def default_training(self) -> TrainingArgs:
+        """Return the recipe to use without `training`."""
+        return TrainingArgs()
+
+    # Its arguments.
+
+    @property
+    def origin(self) -> Checkpoint | Scorer:
+        """The origin of the scores: a checkpoint, or a scorer without weights here."""
+        return origin_of(self)
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model, its selection of windows and its last training."""
+        trained = [] if self._model is None else papers_of_recipe(self._model.recipe)
+        return [*super().cited(), *trained]
+
+    def _check_backbone(self) -> None:
+        self.origin.check()
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        check_type(TrainingArgs | None, "TrainingArgs(...), or None for the default recipe", training=self.training)
+        check_type(str | Path | None, "a file", score_cache=self.score_cache)
+        self.score_cache = full_path(self.score_cache)
+        windows, layout = self.make_windows(), resolve_layout(self.layout)
+        layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
+        if self.template is not None:
+            resolve_template(self.template)
+            if layout.is_for_pairs:
+                raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
+
+    def settings(self) -> Settings:
+        """See the base class."""
+        return replace(super().settings(), layout=resolve_layout(self.layout))
+
+    def weight_arguments(self) -> dict[str, Any]:
+        """Return the arguments that the weights depend on, besides those of the head."""
+        values = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
+        return saved.without_paths({name: value for name, value in values.items() if name not in self.head_spec()[1]})
+
+    # Its model.
+
+    def _set_up(self, model: Model | None) -> Model:
+        """See the base class."""
+        arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
+        if model is None or model.weight_arguments != arguments:
+            if model is not None and model.trained:
+                *names, last = arguments
+                self._refuse_change(f"{', '.join(names)} or {last}")
+            backbone, encoder = self.origin.load()
+            how = {"weight_arguments": arguments, "seed": self.seed, "encoder": encoder}
+            return Model.from_backbone(backbone, head, settings, **how)
+        if model.head_spec != head and not exchange_head(model, head, self.seed):
+            self._refuse_change("the aggregation")
+        model.use(settings)
+        return model
+
+    def _refuse_change(self, what: str) -> NoReturn:
+        name = type(self).__name__
+        raise ValueError(
+            f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
+        )
+
+    def _refuse_quantized(self, what: str) -> None:
+        if self._model is not None and self._model.encoder.quantized is not None:
+            raise ValueError(f"{self!r} is quantized and cannot be {what}: take the model that it was made from")
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether `fit` or `load` gave the weights."""
+        return self._model is not None and self._model.trained
+
+    def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
+        """See the base class; scores in the `score_cache` are read from it."""
+        model = self.model
+        if not model.ready:
+            message = f"{type(self).__name__} has randomly initialised layers: its scores mean nothing before fit"
+            warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
+        if self.score_cache is not None and not self.explain and not self._validating:
+            return score_with_cache(self, model, queries, texts, bar)
+        try:
+            return model.score(queries, texts, explain=self.explain, bar=bar)
+        except BackendError as error:
+            if self.score_cache is None and not self.explain:
+                error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
+            raise
+
+    # Training.
+
+    def fit(
+        self,
+        topics_or_res_tr: pd.DataFrame,
+        qrels_tr: pd.DataFrame,
+        topics_or_res_va: pd.DataFrame | None = None,
+        qrels_va: pd.DataFrame | None = None,
+    ) -> "CrossEncoder":
+        """Train all weights end to end on the document score, with the recipe in `training`.
+
+        Args:
+            topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
+            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
+                `judged="all"` judged documents that are no candidates count, too, for queries with a candidate, if the
+                `text_loader` has them.
+            topics_or_res_va: validation candidates; the weights with the best `metric` on them are kept.
+            qrels_va: labels of the validation candidates.
+
+        Returns:
+            This transformer.
+
+        Raises:
+            ValueError: if there is nothing to train or to validate on, if a label, score or text is wrong, or if the
+                recipe does not fit the data or the checkpoint folder.
+            FloatingPointError: if the loss is not finite.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+            ImportError: if the recipe needs accelerate or peft and they are missing.
+
+        A trained model goes on from its weights with a `ContinuedTrainingWarning`, unless `start_from` gave them. An
+        interrupted training keeps the best validated weights, else those of the last step. If the recipe names a
+        checkpoint folder, a killed training goes on when the program is started again, and a finished one when the
+        limit that ended it is raised: `max_steps`, `epochs` or `patience`.
+
+        Afterwards `trained_on` tells which queries were trained on, and `coverage` how much was read of the texts in
+        the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries or judged documents
+        were left out.
+        """
+        self.origin.need_weights("trained")
+        self._refuse_quantized("trained")
+        recipe = self.recipe
+        validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
+        validated(topics_or_res_tr, self.text_field, self.text_loader, self)
+        columns = {"text_field": self.text_field, "text_loader": self.text_loader}
+        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
+        model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
+        if model is not None and model.trained and not model.started and not resumes:
+            problem = f"this {type(self).__name__} is trained already: fit goes on from its weights"
+            warn(f"{problem}; to train afresh, make a new one", ContinuedTrainingWarning)
+        self.trained_on = replace(data.trained_on, validated=validated_on)
+        name, reports = type(self).__name__, self.verbose and is_first_process()
+        if reports:
+            pt.tqdm.write(f"{name}: {self.trained_on}")
+        elif not self.verbose and data.trained_on.is_partial:
+            warn(f"{name} is not trained on all queries or judged documents (see .trained_on).", LeftOutWarning)
+        model, settings = self.model, None
+        if recipe.checkpoint is not None:
+            settings = training_settings(self, topics_or_res_va, qrels_va)
+        try:
+            with model.counting(recipe.dtype) as coverage:
+                train(
+                    model,
+                    data,
+                    recipe,
+                    validate=validate,
+                    on_step=partial(model.mark_trained, recipe.as_dict()),
+                    history=model.history,
+                    settings=settings,
+                    verbose=self.verbose,
+                )
+        finally:
+            coverage.add_rows(*data.draws())
+            self.coverage = coverage  # not that of the last validation
+            warn_of_coverage(self, coverage, " in fit")
+        if coverage.documents and reports:
+            pt.tqdm.write(f"{name}: trained on {coverage}")
+        return self
+
+    def _validation(
+        self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
+    ) -> tuple[Callable[[], float] | None, int]:
+        """Return the function that gives the validation's metric, and the number of its queries.
+
+        The data is checked now, not after the first epoch.
+        """
+        if results is None and qrels is None:
+            return None, 0
+        if results is None or qrels is None:
+            raise ValueError("validation needs both candidates and qrels, or neither")
+        validated(results, self.text_field, self.text_loader, self)
+        queries = check_validation(results, qrels)
+
+        def validate() -> float:
+            # No later run has these weights: their scores need no place in the cache.
+            # Each validation has other weights, which are not worth an export.
+            with changed(self, runtime="torch", _validating=True):
+                return evaluate(self.transform(results), qrels, metric)
+
+        return validate, queries
+
+    def start_from(self, other: Reranker) -> "CrossEncoder":
+        """Take over another model's weights, those of its head only if it is of the same kind; return this transformer.
+
+        CEDR is so trained after the plain ranker, and a model for a small collection after one for a large collection.
+
+        Args:
+            other: a model with the same kind of backbone. From a `BiEncoder` only the backbone's weights are taken: the
+                model must be trained.
+
+        Raises:
+            ValueError: if it is no model of this package, or has another kind of backbone or another vocabulary.
+        """
+        rule = "a reranker of this package in memory; CrossEncoder.load(...) restores a saved one"
+        check_type(Reranker, rule, other=other)
+        for reranker in (self, other):
+            if isinstance(reranker, CrossEncoder):
+                reranker.origin.need_weights("started from another model, nor another one from it")
+        self._refuse_quantized("started from another model")
+        start_from(self.model, other.model, self.seed)
+        return self
+
+    def quantize(self, candidates: pd.DataFrame, *, windows: int = 200) -> "CrossEncoder":
+        """Return a copy that computes its backbone in int8 with OpenVINO, for CPUs with int8 instructions.
+
+        The scales of activations are set once, by a few windows of these candidates. Afterwards a score depends on
+        query and text only. Scores differ from those in float32 in the second digit; `coverage.dtype` is `"int8"`. The
+        copy can be saved, but not trained.
+
+        Args:
+            candidates: as for `transform`.
+            windows: how many windows to calibrate on, drawn by the model's seed.
+
+        Raises:
+            ValueError: for a model that OpenVINO cannot compute, for too few windows, or if int8 changes their ranking
+                too much.
+            ImportError: without NNCF.
+        """
+        self.origin.need_weights("quantized")
+        validated(candidates, self.text_field, self.text_loader, self)
+        clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
+        queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
+        drawn = draw_windows(clone.model, queries, texts, windows, int(self.seed))
+        quantize(clone.model, *drawn, verbose=self.verbose)
+        clone._model_arguments = None  # set it up again: its precision has changed
+        return clone
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row for each epoch and each validation so far; `training.plot_history` draws it.
+
+        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate`, `documents_per_second` and, with
+        validation data, `validation`.
+        """
+        return history_frame([] if self._model is None else self._model.history)
+
+    @property
+    def recipe(self) -> TrainingArgs:
+        """The recipe of `fit`: `training` or the model's default, with the model's seed if it has none."""
+        recipe = self.training or self.default_training()
+        return recipe if recipe.seed is not None else recipe.with_seed(int(self.seed))
+
+    # Copies: in memory, on disk, on the hub.
+
+    def apply_attributes(self, **attributes: Any) -> "CrossEncoder":
+        """Return a copy with other constructor arguments, trained weights included."""
+        clone = type(self)(**{**arguments_of(self), **attributes})
+        clone._model = copy.deepcopy(self._model)
+        return clone
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
+
+        Args:
+            folder: created if it does not exist; `load` restores the model from it.
+
+        Raises:
+            ValueError: for a backbone with remote code, whose code would be missing from the folder.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+        """
+        saved.save(self, Path(folder))
+
+    def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
+        """Write a trained model as a small difference from its backbone.
+
+        `load` restores it like any other model, if it finds the same backbone. A matrix that was trained with LoRA is
+        kept as a product of low rank in fp16, any other in a byte a weight: scores change in the third or fourth digit.
+
+        Args:
+            folder: created if it does not exist.
+            upon: another adapter, on the hub or in this package, from which this model has gone on: only what its
+                encoder has changed since is written, and `load` needs both.
+        """
+        self.origin.need_weights("saved")
+        self._refuse_quantized("saved as an adapter")
+        saved.write_adapter(self, Path(folder), upon)
+
+    def export(self, folder: str | Path) -> None:
+        """Write a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
+
+        transformers (`AutoModelForSequenceClassification`), the `CrossEncoder` of sentence-transformers and servers of
+        such models load it, and so does this class, as its backbone. FirstP, MaxP, SumP, AvgP, KMaxP and SoftMaxP can
+        be exported. Windows and the truncation of queries are not part of the checkpoint; its model card names them.
+        The classifier of a BERT or RoBERTa that was trained without one gets a layer that changes nothing: its tanh is
+        computed where it is linear, to an error of 1e-5.
+
+        Args:
+            folder: a new or an empty folder.
+
+        Raises:
+            ValueError: for a model that this format cannot express; the message says why.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+        """
+        export_classifier(self, Path(folder))
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
+        """Restore a model that `save` or `push_to_hub` wrote.
+
+        Args:
+            name: a folder, a model on the Hugging Face hub, or a model in this package, e.g.
+                `"longdoc:maxp"`.
+            revision: branch, tag or commit on the hub.
+            **parameters: constructor arguments to change, e.g. `device="cpu"`.
+
+        Returns:
+            A transformer of this class, or of a subclass outside this package; `CrossEncoder.load` restores any class.
+
+        Raises:
+            ValueError: if it is no model that this package saved, if it is of another class, or if its own code is not
+                imported yet; the message names the module.
+        """
+        reranker, model = saved.load(cls, CrossEncoder, name, revision, parameters)
+        reranker._model = model
+        return reranker
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        license: str | None = None,
+        datasets: Sequence[str] | None = None,
+        commit_message: str = "Upload model",
+        artifact: bool = False,
+        format: str = "longdoc",
+    ) -> str:
+        """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
+
+        Args:
+            repo_id: `user/name`; made if need be.
+            private: make it private.
+            license: of the weights, for the model's card, e.g. `"mit"`.
+            datasets: what it was trained on, for the card, e.g. `["irds/msmarco-document"]`.
+            commit_message: of the upload.
+            artifact: also write it to the data set of this name, where `pt.Artifact.from_hf(repo_id)` looks for it.
+            format: `"longdoc"`, as `save` writes it, or `"standard"`, as `export` does.
+
+        Returns:
+            The model's address.
+        """
+        if format not in ("longdoc", "standard") or (artifact and format == "standard"):
+            raise ValueError(f"format={format!r} must be 'longdoc', or 'standard' without artifact=True")
+        how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
+        return saved.upload(self, repo_id, artifact=artifact, export=format == "standard", **how)
