@@ -55,7 +55,7 @@ def test_lower_case_keeps_every_character_at_its_place():
         assert lower == (character.lower() if len(character.lower()) == 1 else "i")
     assert layout.normalized(["İSTANBUL Straße", "ΑΣ"]) == ["istanbul straße", "ας"]
     texts = ["As it IS"]
-    assert InputLayout().read(texts) is texts
+    assert InputLayout().normalized(texts) is texts
 
 
 @pytest.fixture(scope="module")

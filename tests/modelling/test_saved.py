@@ -462,7 +462,7 @@ def test_start_from_what_has_no_weights_to_give(results, tmp_path):
     file = Path(folder, "tokenizer.json")
     file.write_text(file.read_text().replace('"cat"', '"tac"'))
     assert len(AutoTokenizer.from_pretrained(folder)) == len(tokenizer)
-    with pytest.raises(ValueError, match="vocabularies"):
+    with pytest.raises(ValueError, match="vocabulary"):
         model.start_from(make("MaxP", folder))
     np.testing.assert_array_equal(scores(model, results), before)
 

@@ -147,7 +147,7 @@ def test_very_long_text(loaded, name, results, monkeypatch):
     frame = results.iloc[[0, 1]].assign(text=["cat dog " * 4000, "x" * 5000])
     if name in AGGREGATING:
         with monkeypatch.context() as patch:
-            patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded before that
+            patch.setattr(WindowEncoder, "passes", None)  # nothing is encoded before that
             with pytest.raises(ValueError, match="max_windows"):
                 loaded(frame)
         loaded = changed(loaded, max_windows=100)
@@ -277,7 +277,7 @@ def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, m
     model, candidates = make(name, max_doc_len=100, **cached), tiny.longer_results()
     before, random_state = candidates.copy(deep=True), torch.get_rng_state()
     with monkeypatch.context() as patch:
-        patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded
+        patch.setattr(WindowEncoder, "passes", None)  # nothing is encoded
         told = model.summary(candidates)
     assert model.coverage is None
     assert torch.equal(torch.get_rng_state(), random_state)

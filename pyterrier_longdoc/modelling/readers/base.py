@@ -187,7 +187,9 @@ class Reader(ABC):
         """Return the tokens of texts with their titles; equal texts are tokenized once, and share one object."""
         documents = {text: as_document(text) for text in dict.fromkeys(texts)}
         if self.settings.layout.lowercase:
-            documents = {k: Document(*self.settings.layout.normalized([d.text, d.repeated])) for k, d in documents.items()}
+            documents = {
+                k: Document(*self.settings.layout.normalized([d.text, d.repeated])) for k, d in documents.items()
+            }
         tokens = tokenize_documents(
             self.tokenizer,
             list(documents.values()),
