@@ -1,4 +1,4 @@
-"""The main job: why one reads long documents to their end, in two tables and one picture, offline.
+"""The demo: why one reads long documents to their end, in two tables and one picture, offline.
 
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
@@ -33,7 +33,7 @@ MOVED_SHARE, MOVED_DEPTH = 1 / 3, 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the main job with command-line arguments, by default the process's; return the exit code."""
+    """Run the demo with command-line arguments, by default the process's; return the exit code."""
     args = _arguments(argv)
     out = Path(args.output)
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")

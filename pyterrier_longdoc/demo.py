@@ -1,4 +1,4 @@
-"""Parts of the main job, for notebooks too: models, first stage, moved passages, random order, tables and a picture."""
+"""Parts of the demo, for notebooks too: models, first stage, moved passages, random order, tables and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job on small collections, with the packaged encoder and a tiny cross-encoder."""
+"""The demo on small collections, with the packaged encoder and a tiny cross-encoder."""
 
 from __future__ import annotations
 
