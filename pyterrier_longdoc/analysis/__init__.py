@@ -1,4 +1,4 @@
-"""What retrieval over long documents shows: relevance judgements, and where in a document relevance lies."""
+"""Analyses of long-document retrieval: relevance judgements, positions of relevant text, evidence, calibration."""
 
 from .calibration import calibrated_on_nonrelevant, calibrated_on_positions, nonrelevant
 from .effectiveness import PositionEffectiveness, effectiveness_by_position

@@ -1,4 +1,4 @@
-"""Thresholds for `first_above`, from a few known positions or from documents that are not relevant."""
+"""Calibrate the threshold of `first_above` on a few known positions or on non-relevant documents."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .positions import RelevantPositions
 
 
 def calibrated_on_positions(positions: RelevantPositions, gold: pd.DataFrame) -> FirstAbove:
-    """Return the threshold with which `first_above` is nearest to known positions.
+    """Choose the threshold with which `first_above` has the smallest mean distance from known positions.
 
-    It has the smallest mean distance from them. A document without a position counts as if it had one in its middle, so
-    that a threshold gains nothing by finding few positions, or positions at random.
+    A document for which no position is found counts as one found in the middle, so that finding few or random positions
+    is no advantage.
 
     Args:
-        positions: of `relevant_positions` with a judge and any estimator, for documents with a known position and
-            perhaps others. Estimates for the same documents are somewhat too good: keep some for a test.
-        gold: `qid, docno, first_token` of some of these documents, a dozen or more; in the same tokens.
+        positions: the result of `relevant_positions` with a judge and any estimator. Only documents with a known
+            position are used. Their estimates will be somewhat too good, so keep some documents for a test.
+        gold: `qid, docno, first_token` of a dozen or more of these documents, counted in the same tokens.
     """
     check_columns(gold, ("qid", "docno", "first_token"), "gold")
     index = [as_strings(gold["qid"]), as_strings(gold["docno"])]
@@ -31,7 +31,7 @@ def calibrated_on_positions(positions: RelevantPositions, gold: pd.DataFrame) ->
     mask = [not document.reason and not np.isnan(first) for document, first in pairs]
     documents = [document for (document, _), used in zip(pairs, mask, strict=True) if used]
     if not documents:
-        raise ValueError("positions and gold have no judged document in common: there is nothing to calibrate on")
+        raise ValueError("positions and gold have no judged document in common: use gold of the judged documents")
     truth, middles = firsts[mask], np.array([document.length or 0 for document in documents]) / 2
 
     def distance(threshold: float) -> float:
@@ -42,29 +42,30 @@ def calibrated_on_positions(positions: RelevantPositions, gold: pd.DataFrame) ->
 
 
 def calibrated_on_nonrelevant(positions: RelevantPositions, share: float = 0.1) -> FirstAbove:
-    """Return the threshold above which only a small share of documents that are not relevant has any chunk.
+    """Choose the threshold that only a small share of non-relevant documents exceeds with any of their chunks.
 
     Args:
-        positions: of `relevant_positions` with a judge and any estimator, for documents that are not relevant, as
-            `nonrelevant` gives them; as long as the relevant ones, since more chunks have more chances to be above.
-        share: of documents with a chunk above. Smaller ones find fewer positions, and fewer wrong ones.
-
+        positions: the result of `relevant_positions` with a judge and any estimator, for non-relevant documents (see
+            `nonrelevant`). They should be as long as the relevant ones, because a chunk of a longer document is more
+            likely to exceed the threshold by chance.
+        share: the share of documents with a chunk above the threshold. A smaller share finds fewer positions, and fewer
+            wrong ones.
     """
     numbers = [document.numbers for document in _documents(positions) if not np.isnan(document.numbers).all()]
     return FirstAbove(float(np.quantile(list(map(np.nanmax, numbers)), 1 - share)))
 
 
 def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> pd.DataFrame:
-    """Return the documents of a run that no judgement calls relevant, as qrels with the label 0.
+    """Return the documents of a run that are not judged relevant, as qrels with the label 0.
 
     `relevant_positions(topics, nonrelevant(run, qrels), corpus, judge=..., relevant_from=0)` judges their chunks.
-    They include documents without a judgement. Some of these may be relevant, which makes a threshold too high rather
+    Unjudged documents are included. If some of them are relevant, a threshold calibrated on them is too high rather
     than too low.
 
     Args:
         run: `qid, docno`.
         qrels: `qid, docno, label`.
-        relevant_from: smallest label that is relevant.
+        relevant_from: the smallest label that counts as relevant.
     """
     check_columns(run, ("qid", "docno"), "run")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
@@ -78,12 +79,12 @@ def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 
 
 def _documents(positions: RelevantPositions) -> Sequence[JudgedDocument]:
     if not positions.judged or not all(document.complete for document in positions.judged):
-        raise ValueError("positions must have numbers of all chunks: give relevant_positions judge= and best_chunk")
+        raise ValueError("positions must have grades of all chunks: call relevant_positions with judge= and best_chunk")
     return positions.judged
 
 
 def _candidates(documents: Sequence[JudgedDocument]) -> list[float]:
-    """Return all thresholds with different effects: the middles between numbers that no earlier chunk reaches."""
+    """Return one threshold for each distinct outcome: midpoints between the running maxima of the documents."""
     records = [np.fmax.accumulate(document.numbers) for document in documents]
     levels = np.unique(np.concatenate(records))
     levels = levels[~np.isnan(levels)]

@@ -1,4 +1,4 @@
-"""How effective systems are where the relevant text begins early, and where it begins late."""
+"""Effectiveness by the position at which the relevant text begins."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .query_groups import draw_groups, mean_by_query, means_by_group, query_grou
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionEffectiveness:
-    """Results of the same systems on several groups of queries, which differ in where the relevant text begins.
+    """Results of the same systems on groups of queries, by the position of the relevant text.
 
-    Groups are queries of one collection, as `effectiveness_by_position` makes them, or collections that differ in
-    nothing but the position: `PositionEffectiveness({"early": results_1, "far": results_2})`. Groups with the same
-    queries are compared query by query; others may differ because of their queries.
+    The groups are subsets of the queries of one collection (see `effectiveness_by_position`), or collections that
+    differ only in the position: `PositionEffectiveness({"early": results_1, "far": results_2})`. Groups with the same
+    queries are compared query by query. Other groups can also differ because their queries differ.
 
     Args:
-        groups: by label, in the order of the positions. The first one's `statistics` define the intervals.
-        unit: of numbers in the labels, for the axis; None where labels are words.
+        groups: the results by label, in the order of positions. The `statistics` of the first define the intervals.
+        unit: the unit of numbers in the labels, shown on the axis; None if the labels are words.
     """
 
     groups: Mapping[str, ExperimentResults]
@@ -44,25 +44,28 @@ class PositionEffectiveness:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`group, queries, name, measure, mean, low, high`: means over queries with their intervals."""
+        """`group, queries, name, measure, mean, low, high`: means over queries with bootstrap intervals."""
         return means_by_group(self.groups)
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """In each group every system against the experiment's baselines and partners: see `significance.compare`."""
+        """Comparisons of every system to baselines and partners within each group; see `significance.compare`."""
         frames = {label: results.comparisons for label, results in self.groups.items()}
         return pd.concat(frames, names=["group"]).reset_index(level="group").reset_index(drop=True)
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
-        """The worst group of each system relative to its best: 1 if the position does not matter.
+        """The ratio of each system's worst group to its best: 1 if the position does not matter.
 
-        Columns: `name, measure`; `worst group, best group`; the means `worst, best` and their `ratio`, with the
-        bootstrap interval `low, high` of the ratio of these two groups; `psi`, the position sensitivity index of Zeng
-        et al. 2025 (arXiv 2505.13950, over `nDCG@10`), 1 - `ratio`: 0 if the position does not matter, NaN if no group
-        has any success; and the `p-value` of their difference: of the paired t-test for the same queries, of Welch's
-        t-test for others, in either case multiplied by the number of pairs of groups, since these two are the
-        extremes.
+        Columns:
+
+        - `name, measure`, `worst group, best group`;
+        - `worst, best`: the means of these two groups;
+        - `ratio`: worst / best, with its bootstrap interval `low, high`;
+        - `psi`: 1 - `ratio`, the position sensitivity index of Zeng et al. 2025 (arXiv 2505.13950, with `nDCG@10`); NaN
+          if the best mean is 0;
+        - `p-value` of the difference: paired t-test for the same queries, otherwise Welch's t-test. It is multiplied by
+          the number of pairs of groups, because the two groups are the extremes.
         """
         rows = []
         for name in self._first.names:
@@ -78,15 +81,14 @@ class PositionEffectiveness:
         return pd.DataFrame(rows, columns=["name", "measure", *columns])
 
     def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
-        """Draw the mean of each system in each group, with intervals; return the matplotlib axes.
+        """Plot the mean of each system in each group, with intervals; return the matplotlib axes.
 
-        A full marker is a significant difference from the experiment's first baseline (or the partner) in this group,
-        as the legend says; without a baseline or partner there is none. The legend also gives the ratio of
-        worst to best group and its p-value.
+        A filled marker means a significant difference from the first baseline (or the partner) in this group. The
+        legend shows the ratio of the worst to the best group and its p-value.
 
         Args:
-            measure: one of the experiment's; None for the first.
-            ax: axes to draw on; None makes a figure.
+            measure: a measure of the experiment; None for the first.
+            ax: axes to draw on; None creates a figure.
         """
         measure = measure or self._first.measures[0]
         ratios = self.ratios[self.ratios["measure"] == measure]
@@ -97,7 +99,7 @@ class PositionEffectiveness:
 
     @property
     def names(self) -> list[str]:
-        """Names of the systems."""
+        """The names of the systems."""
         return self._first.names
 
     @property
@@ -110,7 +112,7 @@ class PositionEffectiveness:
 
     @property
     def _marker_meaning(self) -> str | None:
-        """The meaning of a full marker; None if there are no comparisons."""
+        """The meaning of a filled marker; None if there are no comparisons."""
         statistics = self._first.statistics
         if self.comparisons.empty:
             return None
@@ -119,7 +121,7 @@ class PositionEffectiveness:
         return f"differs from {reference} (p < {statistics.alpha:g}{correction})"
 
     def _significant_cells(self, measure: str) -> set[tuple[str, str]]:
-        """Return groups and systems that differ significantly from the first baseline, or else their partner."""
+        """Return the groups and systems with a significant difference from the first baseline or else the partner."""
         measure_rows = self.comparisons[self.comparisons["measure"] == measure]
         baselines = measure_rows.loc[measure_rows["kind"] == "baseline", "reference"]
         mask = measure_rows["reference"] == baselines.iloc[0] if len(baselines) else measure_rows["kind"] == "partner"
@@ -127,17 +129,17 @@ class PositionEffectiveness:
         return set(zip(rows["group"], rows["name"], strict=True))
 
     def _values(self, label: str, name: str) -> np.ndarray:
-        """Return `(Q, M)` values; with paired groups in the order of the first group's queries."""
+        """Return `(Q, M)` values; paired groups are in the order of the first group's queries."""
         values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
         return (values.loc[self._first.qids] if self._is_paired else values).to_numpy()
 
     def _resample(self, values: np.ndarray, *, draw: int = 0) -> np.ndarray:
-        """Return `(resamples, M)` means of `(Q, M)` values; another `draw` has other queries."""
+        """Return `(resamples, M)` means of `(Q, M)` values; another `draw` resamples other queries."""
         statistics = self._first.statistics
         return resampled_means(values, resamples=statistics.resamples, seed=statistics.seed + draw)
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
-        # Groups with the same queries also have the same resamples.
+        # Groups with the same queries share the resamples.
         worst_means, best_means = self._resample(worst), self._resample(best, draw=0 if self._is_paired else 1)
         nonzero = best_means != 0
         if not nonzero.any():
@@ -156,7 +158,7 @@ class PositionEffectiveness:
 
 
 def _worst_to_best(ratio: Mapping[Any, Any]) -> str:
-    """Return the legend's text for a system, by its row of `ratios`."""
+    """Return the legend entry of a system from its row of `ratios`."""
     if ratio["worst group"] == ratio["best group"]:
         return f"{ratio['best']:.2f} in all groups"
     return f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
@@ -165,19 +167,19 @@ def _worst_to_best(ratio: Mapping[Any, Any]) -> str:
 def effectiveness_by_position(
     results: ExperimentResults, positions: RelevantPositions | pd.DataFrame, *, edges: Sequence[float] | None = None
 ) -> PositionEffectiveness:
-    """Group the queries of an experiment by where their relevant text begins.
+    """Group the queries of an experiment by the position at which their relevant text begins.
 
     Args:
-        results: of an experiment.
-        positions: of `relevant_positions`, or a frame with `qid, first_token` and, for the default edges, `length` (of
-            the document in tokens), such as the gold positions of a collection; several rows of a query (for several
-            relevant documents) count as their mean.
-        edges: lower ends of the groups in tokens, ascending; the last group has no upper end. None follows the
-            documents: the start and the quarters of their median length, so that documents of 1,000 and of 10,000
-            tokens both have their queries in several groups.
+        results: the results of an experiment.
+        positions: the result of `relevant_positions`, or a frame with `qid, first_token` and, for the default edges,
+            `length` (of the document in tokens), such as the gold positions of a collection. Several rows of a query
+            (several relevant documents) are averaged.
+        edges: the lower bounds of the groups in tokens, ascending; the last group has no upper bound. None uses 0 and
+            the quarters of the median document length, which gives several groups for documents of 1,000 as well as
+            10,000 tokens.
 
     Returns:
-        The results by group; queries without a position are left out.
+        The results by group, without queries of unknown position.
 
     Example:
         `ld.effectiveness_by_position(results, dataset.gold).plot()`
@@ -192,8 +194,8 @@ def effectiveness_by_position(
 
 
 def _quarters(rows: pd.DataFrame, qids: Sequence[str]) -> list[float]:
-    """Return the start and the quarters of the median length of these queries' documents."""
-    check_columns(rows, ("length",), "positions (or give edges=)")
+    """Return 0 and the quarters of the median length of these queries' documents."""
+    check_columns(rows, ("length",), "positions (or set edges=)")
     lengths = rows.loc[as_strings(rows["qid"]).isin(qids), "length"].astype("float64")
     median = lengths.median() if lengths.notna().any() else 0.0
     return sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})

@@ -1,6 +1,6 @@
-"""Estimators of where a document's relevant text begins, by a judge's numbers for its chunks.
+"""Estimators of the position at which the relevant text of a document begins, from a judge's grades of its chunks.
 
-Estimators differ widely on the same judge's numbers: figures in `tests/benchmarks/README.md`.
+With the same grades, estimators give very different results: see `tests/benchmarks/README.md`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from ..modelling.tokens import Span
 
 SHIFT = 0.5
-"""A moderate shift of a threshold, in standard deviations of the numbers of all chunks."""
+"""A moderate shift of a threshold, in standard deviations of the grades of all chunks."""
 
 
 class Estimator(ABC):
-    """Chooses the chunk in which the relevant text begins; use `best_chunk` or `first_above(threshold)`."""
+    """Chooses the chunk in which the relevant text begins: `best_chunk` or `first_above(threshold)`."""
 
     failure: str
-    """The reason why a document has no position if no chunk is chosen."""
+    """The reason reported if no chunk is chosen."""
 
     @abstractmethod
     def __call__(self, numbers: np.ndarray) -> int | None:
-        """Return the chosen chunk's index, or None; `numbers` are `(C,)`, NaN without a readable grade."""
+        """Return the index of the chosen chunk or None; `numbers` are `(C,)` grades, NaN if a reply was unreadable."""
 
     def decides(self, number: float) -> bool:
-        """Return whether a chunk with this number is chosen whatever follows, so that judging can stop."""
+        """Return whether a chunk with this grade is chosen whatever follows, so that judging can stop."""
         return False
 
 
@@ -41,7 +41,7 @@ class _BestChunk(Estimator):
 
     def __call__(self, numbers: np.ndarray) -> int | None:
         grades = numbers[~np.isnan(numbers)]
-        # If all chunks are equal, the judge cannot tell, and the first one would always be the document's start.
+        # If all grades are equal, the first chunk would always win although the judge has no preference.
         if not len(grades) or (len(grades) > 1 and grades.min() == grades.max()):
             return None
         return int(np.nanargmax(numbers))
@@ -68,34 +68,34 @@ class FirstAbove(Estimator):
 
 
 best_chunk: Estimator = _BestChunk()
-"""The chunk that the judge likes best, the first of several; none if it likes all chunks the same.
+"""Chooses the chunk with the highest grade, the first one in case of ties; none if all chunks have the same grade.
 
-It needs no threshold, works on any scale of numbers, and favours no place. It gives the position of a document's most
-relevant text. If one passage is relevant, that is also the position of its first relevant text. All chunks are judged.
+It needs no threshold, works with grades on any scale and has no positional bias. It estimates the position of the most
+relevant text, which is the first relevant text if only one passage is relevant. All chunks are judged.
 """
 
 
 def first_above(threshold: float) -> FirstAbove:
-    """Return the estimator that chooses the first chunk with a number above a threshold, if there is one.
+    """Return an estimator that chooses the first chunk with a grade above a threshold, if there is one.
 
-    `first_above(0)` is the protocol of Boytsov et al. 2025 for a language model with grades from 0 to 3 such as
-    `RelevanceJudge`: every positive grade is relevant, and no chunk after the first relevant one is asked about. Scores
-    of rerankers have no such zero, and among many chunks one above it by mistake mostly comes before the relevant one:
-    take a threshold from `calibrated_on_positions` or `calibrated_on_nonrelevant`.
+    `first_above(0)` is the protocol of Boytsov et al. 2025 for a language model with grades from 0 to 3, such as
+    `RelevanceJudge`: every positive grade is relevant, and chunks after the first relevant one are not judged. For the
+    scores of rerankers, 0 has no such meaning, and among many chunks a false positive often precedes the relevant one.
+    Use `calibrated_on_positions` or `calibrated_on_nonrelevant` to choose a threshold for them.
     """
     return FirstAbove(float(threshold))
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedDocument:
-    """The chunks of a document and a judge's numbers for them.
+    """The chunks of a document and their grades.
 
     Attributes:
-        length: in tokens; None if the document is not in the corpus.
-        chunks: all of them, each by its tokens and by its characters.
-        limit: number of chunks, from the first on, that the judge may see.
-        numbers: `(J,)` the judge's numbers for the chunks that it was asked about; NaN without a readable grade.
-        reason: why there is nothing to judge; else empty.
+        length: the length in tokens; None if the document is not in the corpus.
+        chunks: the token span and character span of each chunk.
+        limit: the maximum number of chunks to judge, from the first.
+        numbers: the grades of the J judged chunks, `(J,)`; NaN if a reply was unreadable.
+        reason: why there is nothing to judge; otherwise empty.
     """
 
     length: int | None
@@ -106,7 +106,7 @@ class JudgedDocument:
 
     @property
     def complete(self) -> bool:
-        """Whether the judge was asked about all chunks that it may see."""
+        """Whether all chunks up to the limit were judged."""
         return len(self.numbers) == self.limit
 
     def position(self, estimator: Estimator) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class JudgedDocument:
         chunk = estimator(self.numbers)
         final = chunk is not None and estimator.decides(self.numbers[chunk])
         if not (final or self.complete):
-            raise ValueError(f"not all chunks were judged: call relevant_positions with estimator={estimator!r}")
+            raise ValueError(f"some chunks were not judged: call relevant_positions with estimator={estimator!r}")
         row: dict[str, Any] = {
             "length": self.length,
             "chunks": len(self.chunks),
@@ -133,17 +133,17 @@ class JudgedDocument:
 
     @property
     def _unread(self) -> int:
-        """Tokens after the last chunk that the judge may see."""
+        """Number of tokens after the limit."""
         return self.chunks[-1][0][1] - self.chunks[self.limit - 1][0][1]
 
     def first_token(self, estimator: Estimator) -> float:
-        """Return the token at which the chosen chunk begins; NaN if there is none."""
+        """Return the first token of the chosen chunk; NaN if there is none."""
         chunk = estimator(self.numbers)
         return float("nan") if chunk is None else float(self.chunks[chunk][0][0])
 
 
 def share_above(documents: Sequence[JudgedDocument], threshold: float) -> float:
-    """Return the share of chunks above a threshold, in documents with several; NaN unless all were judged."""
+    """Return the share of chunks above a threshold in documents with several chunks; NaN unless all were judged."""
     judged = [document for document in documents if document.limit > 1]
     if not judged or not all(document.complete for document in judged):
         return float("nan")
@@ -151,11 +151,11 @@ def share_above(documents: Sequence[JudgedDocument], threshold: float) -> float:
 
 
 def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> np.ndarray | None:
-    """Return `(3,)` median positions with a somewhat lower threshold, this one, and a somewhat higher one.
+    """Return the median positions, `(3,)`, for a slightly lower threshold, this one, and a slightly higher one.
 
-    It moves by `SHIFT`, down from the next number above it and up from the next one below, so that it stays between
-    the same two of a few grades. Only documents with a position under all three count; None if there is no such
-    document, or if the judge did not see all chunks.
+    The lower threshold is `SHIFT` below the next grade above the threshold, the higher one `SHIFT` above the next grade
+    below, so that shifts between two of a few grades have no effect. Only documents with a position for all three
+    thresholds count. Returns None if there are none, or if some chunks were not judged.
     """
     judged = [document for document in documents if not document.reason]
     if not judged or not all(document.complete for document in judged):

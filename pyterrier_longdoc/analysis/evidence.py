@@ -1,4 +1,4 @@
-"""Evidence@k: whether a model's best windows hold the gold text of relevant documents."""
+"""Evidence@k: how often the best windows of a model overlap the gold text of relevant documents."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BASELINES = FIRST, RANDOM, BM25 = "first windows", "random windows", "BM25's bes
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EvidenceRecall:
-    """How often one of k windows of a relevant document overlaps its gold text: see `evidence_recall`.
+    """The share of relevant documents with gold text in one of k windows; see `evidence_recall`.
 
     Args:
-        values: a column for each system, and a row for each `fifth, k, qid, docno`. The fifth 0 is the whole document;
-            the fifths 1 to 5 count only the gold text whose middle stands there.
-        missing: number of the queries' documents with gold text that the results lack, or have without windows.
-        statistics: the test, and the level of intervals.
+        values: one column per system, and one row per `fifth, k, qid, docno`. Fifth 0 is the whole document; fifths 1
+            to 5 only count gold text with its midpoint in that fifth of the document.
+        missing: the number of documents with gold text that are missing from the results or have no windows there.
+        statistics: the test and the confidence level of the intervals.
     """
 
     values: pd.DataFrame
@@ -54,17 +54,17 @@ class EvidenceRecall:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`system, k, queries, mean, low, high`: means over queries with their bootstrap intervals."""
+        """`system, k, queries, mean, low, high`: means over queries with bootstrap intervals."""
         return self._means(self.values.loc[[0]]).drop(columns="fifth")
 
     @cached_property
     def by_fifth(self) -> pd.DataFrame:
-        """The same for each `fifth` of the document, 1 to 5, in which the middle of gold text stands."""
+        """The same by `fifth` of the document, 1 to 5, in which the midpoint of the gold text is."""
         return self._means(self.values.drop(index=0, level="fifth"))
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """Each model against each baseline, see `significance.compare`; Holm corrects all p-values of a k together."""
+        """Comparisons of models to baselines, with Holm's correction for each k; see `significance.compare`."""
         by_query = self.values.loc[0].groupby(level=["qid", "k"]).mean().unstack("k")
         values = {str(name): by_query[name].to_numpy() for name in self.values}
         measures = [f"evidence@{k}" for k in by_query[FIRST]]
@@ -93,25 +93,26 @@ def evidence_recall(
     text_field: TextField = "text",
     text_loader: Any = None,
 ) -> EvidenceRecall:
-    """Tell how often one of a model's k best windows of a relevant document has a character of its gold text.
+    """Measure how often one of the k best windows of a relevant document overlaps its gold text.
 
-    A query's value is the mean over its documents with gold text that all results have. The baselines take from
-    the windows that the first model has read the first k, k at random (the expected value), or `BM25Windows`' best.
+    The value of a query is the mean over its documents that have gold text and are in all results. The baselines select
+    from the windows of the first model: the first k, k random ones (expected value), or the k best of `BM25Windows`.
 
     Args:
-        results: of a model with `explain=True`, or of several by name. The best windows are those with the highest
-            `window_scores`, in a tie the earlier; for attention `frame.assign(window_scores=frame["window_weights"])`.
-        gold: `qid, docno, start, end`: characters of gold text, such as a collection's `.gold`.
-        k: how many windows, one number or several.
-        text_field: the column or columns that the first model made its windows of: its `text_field` without `repeat`.
-        text_loader: supplies the text where the column is absent; as for the models.
+        results: the results of a model with `explain=True`, or of several models by name. The best windows have the
+            highest `window_scores` (ties: the earlier window). To use attention weights instead, pass
+            `frame.assign(window_scores=frame["window_weights"])`.
+        gold: `qid, docno, start, end`: character spans of gold text, such as a collection's `.gold`.
+        k: the number of windows, or several numbers.
+        text_field: the column(s) that the first model split into windows: its `text_field` without `repeat`.
+        text_loader: loads the text if the column is missing, as in the models.
 
     Example:
         `ld.evidence_recall({"MaxP": ld.MaxP(explain=True)(run)}, dataset.gold).table`
     """
     frames = dict(results) if isinstance(results, Mapping) else {"model": results}
     if not frames or set(frames) & set(BASELINES):
-        raise ValueError(f"results={list(frames)} must be of at least one model, and none named like a baseline")
+        raise ValueError(f"results={list(frames)} must have at least one model, and no name of a baseline")
     ks = np.unique(k).tolist() or [0]
     check_arguments("int", at_least=1, k=ks[0])
     check_columns(gold, ("qid", "docno", "start", "end"), "gold")
@@ -120,9 +121,9 @@ def evidence_recall(
     ranked = {name: _best_first(frame, name, text_field) for name, frame in frames.items()}
     pairs = set(gold_of).intersection(*ranked.values())
     if not pairs:
-        raise ValueError("gold has no document that all results have for the same query, with windows")
+        raise ValueError("gold has no document that is in all results, with windows, for the same query")
     first, fields = next(iter(frames.values())), field_names(text_field)
-    check_columns(first, ["query", *(fields if text_loader is None else ())], "results (or give text_loader=)")
+    check_columns(first, ["query", *(fields if text_loader is None else ())], "results (or set text_loader=)")
     rows, records = first[[pair in pairs for pair in keys_of(first)]], []
     texts, queries = texts_of(rows, fields, text_loader), strings(rows["query"], "query")
     text_of = dict(zip(keys_of(rows), texts, strict=True))
@@ -138,9 +139,9 @@ def evidence_recall(
 
 
 def _best_first(frame: pd.DataFrame, name: str, text_field: TextField) -> dict[tuple[str, str], np.ndarray]:
-    """Return the `(N, 2)` windows of each query and document, from the best to the worst."""
+    """Return the `(N, 2)` windows of each query-document pair, best first."""
     columns = ["window_spans", "window_scores"]
-    check_columns(frame, ("qid", "docno", *columns), f"results of {name!r} (give the reranker explain=True)")
+    check_columns(frame, ("qid", "docno", *columns), f"results of {name!r} (set explain=True in the reranker)")
     check_windows(frame, text_field)
     rows = frame.dropna(subset=columns)
     ranked = [np.stack(spans)[np.argsort(-np.array(by), kind="stable")] for spans, by in rows[columns].to_numpy()]
@@ -148,11 +149,11 @@ def _best_first(frame: pd.DataFrame, name: str, text_field: TextField) -> dict[t
 
 
 def _rows(windows: dict[str, Any], gold: np.ndarray, query: str, text: str, ks: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `values` of a document: for its `(G, 2)` gold spans together, and for those in each fifth."""
+    """Yield the rows of `values` of a document: for all its `(G, 2)` gold spans, and for those in each fifth."""
     spans = np.array(sorted(next(iter(windows.values())).tolist()))  # (N, 2)
     if max(spans.max(), gold.max()) > len(text):
-        raise ValueError("windows or gold text end after the text: give text_field= (without repeat) or text_loader=")
-    # Each window is one token, so that BM25 counts the words in exactly its characters.
+        raise ValueError("windows or gold text end after the text: set text_field= (without repeat) or text_loader=")
+    # Each window is one token, so that BM25 counts exactly the words within its characters.
     document, tokens = TokenizedText(np.zeros(len(spans)), text, spans), [(i, i + 1) for i in range(len(spans))]
     (best,) = BM25Windows(ks[-1]).choose([query], [document], [tokens], ordered=True)
     windows = {**windows, FIRST: spans, BM25: spans[best]}

@@ -1,4 +1,4 @@
-"""Checks that a reranker's score depends on the query and the document alone."""
+"""Check that the score of a reranker only depends on the query and the document."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def check_invariance(
 ) -> pd.DataFrame:
     """Score the same documents in several ways and compare the scores.
 
-    - `repeated`: once more;
+    - `repeated`: a second time;
     - `order`: with the rows in another order;
     - `alone`: every row in a separate call;
-    - `padding`: each row beside the longest document, padded to its size, compared with the row alone;
-    - `batch size`: one document in each pass;
-    - `attention`: by each other implementation that the backbone has;
-    - `dtype`: in other precisions, where a larger difference is natural.
+    - `padding`: each row in a batch with the longest document, compared with `alone`;
+    - `batch size`: one document per batch;
+    - `attention`: with the other attention implementations of the backbone;
+    - `dtype`: with other precisions, which naturally cause larger differences.
 
-    A check that does not apply, e.g. because the model has no `batch_size`, is in the table without a verdict.
-    Earlier scores and vectors are not used, be they in memory or in a `score_cache`; those in memory are dropped. Apart
-    from that the model is left as it was.
+    A check that does not apply, e.g. because the model has no `batch_size`, has no result but a note. Cached scores and
+    vectors are not used, neither from memory nor from a `score_cache`. Vectors in memory are deleted; otherwise the
+    model stays as it was.
 
     Args:
-        model: a reranker; `LongP`, `PARADE`, `BiEncoder` and so on, or any transformer that scores rows one by one.
-        results: `qid, query, docno`, the text column(s) and whatever else the model reads; None for ten made-up rows:
-            up to 1,500 words in the last column that windows are made of, and short titles.
-        tolerance: largest difference that passes, relative to the larger of 1 and the score.
-        dtypes: precisions to try.
-        dtype_tolerance: the same for `dtype`.
+        model: a reranker such as `LongP`, `PARADE` or `BiEncoder`, or any transformer that scores rows independently.
+        results: `qid, query, docno`, the text column(s) and other columns that the model needs. None uses ten synthetic
+            rows with up to 1,500 words in the column that is split into windows, and short titles.
+        tolerance: the maximum difference to pass, relative to the larger of 1 and the score.
+        dtypes: the precisions to compare.
+        dtype_tolerance: the tolerance of the `dtype` check.
         verbose: print the table.
 
     Returns:
-        One row per check: `check`, `difference` (largest, relative as above), `same_order` (whether every query's
-        documents keep their order), `tolerance`, `passed` (None without a verdict) and `note`.
+        One row per check: `check`, `difference` (maximum, relative as above), `same_order` (whether the ranking of
+        every query is the same), `tolerance`, `passed` (None if the check does not apply) and `note`.
 
     Example:
         >>> def length(row): return float(len(row["text"]))
@@ -66,9 +66,9 @@ def check_invariance(
     """
     frame = (_sample(model) if results is None else results).reset_index(drop=True)
     if frame.empty:
-        raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
+        raise ValueError("results is empty: pass rows to score, or leave it out to use synthetic rows")
     with _in_float32(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of made-up rows
+        warnings.simplefilter("ignore", UserWarning)  # about synthetic rows
         expected = _scores(model, frame)
         rows = [
             _verdict(name, frame, reference, attempt, limit)
@@ -81,7 +81,7 @@ def check_invariance(
 
 
 Attempt = Callable[[], np.ndarray | str]
-"""Returns the scores in another way, or the reason why it does not apply."""
+"""Returns scores computed in another way, or the reason why the check does not apply."""
 
 
 def _checks(
@@ -97,7 +97,7 @@ def _checks(
     yield "order", expected, partial(_scores_in_order, model, frame, order), tolerance
     alone = _row_scores(model, frame)
     yield "alone", expected, lambda: alone, tolerance
-    # The scores of all rows together are padded already, and would be compared with themselves.
+    # Not compared with `expected`, where the rows are padded already.
     yield "padding", alone, partial(_scores_with_padding, model, frame), tolerance
     yield "batch size 1", expected, partial(_with_attributes, model, frame, batch_size=1), tolerance
     for kind in ("eager", "sdpa"):
@@ -120,8 +120,8 @@ def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, attempt: Atte
 
 
 def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
-    """Return the scores of the rows in their order, NaN for missing rows."""
-    forget_embeddings()  # or else they would be compared with themselves
+    """Return the scores of the rows in their order; NaN for missing rows."""
+    forget_embeddings()  # so that vectors are computed again
     rows = frame.assign(_row=range(len(frame)))
     scores = model.transform(rows).set_index("_row")["score"]
     return scores.reindex(range(len(frame))).to_numpy(dtype="float64")
@@ -132,7 +132,7 @@ def _scores_in_order(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.n
 
 
 def _row_scores(model: Any, frame: pd.DataFrame, partner: int | None = None) -> np.ndarray:
-    """Return the scores of the rows, each alone or next to another one."""
+    """Score each row alone or together with another one."""
     scores = []
     for row in range(len(frame)):
         rows = [row] if partner in (None, row) else [row, partner]
@@ -141,7 +141,7 @@ def _row_scores(model: Any, frame: pd.DataFrame, partner: int | None = None) -> 
 
 
 def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
-    """Return scores of the rows, each next to the longest one, and both in one pass."""
+    """Score each row in one batch with the longest one."""
     fields = field_names(getattr(model, "text_field", "text"))
     columns = [name for name in fields if name in frame.columns]
     if not columns:
@@ -169,14 +169,14 @@ def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.n
 
 def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
     if not hasattr(type(model), "model") or not _has_weights(model):
-        return f"{type(model).__name__} does not say what its backbone is"
+        return f"the backbone of {type(model).__name__} is not accessible"
     runtime = model.model.encoder.computed_in[1]
     if runtime != "torch":
-        return f"runtime={runtime!r} has its own"
+        return f"runtime={runtime!r} has its own implementation"
     backbone = model.model.encoder.backbone
     default = getattr(backbone.config, "_attn_implementation", None)
     if default == implementation:
-        return "the usual one"
+        return "the default implementation"
     try:
         use_attention(backbone, implementation)
     except ValueError:
@@ -188,13 +188,13 @@ def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -
 
 
 def _has_weights(model: Any) -> bool:
-    """Tell whether the weights of a model are here, so that their precision and passes can be set."""
+    """Return whether the weights of a model are local, so that its precision and batches can be set."""
     return getattr(getattr(model, "origin", None), "has_weights", True)
 
 
 @contextmanager
 def _in_float32(model: Any) -> Iterator[None]:
-    """Use float32 where the machine chooses the precision, and no stored scores; afterwards restore the model."""
+    """Use float32 if the precision is automatic, and no cached scores; restore the model afterwards."""
     try:
         with ExitStack() as stack:
             for part in _with_selectors(model):
@@ -205,11 +205,11 @@ def _in_float32(model: Any) -> Iterator[None]:
                 stack.enter_context(changed(part, **attributes))
             yield
     finally:
-        forget_embeddings()  # made by other implementations of attention
+        forget_embeddings()  # computed with other attention implementations
 
 
 def _with_selectors(model: Any) -> list[Any]:
-    """Return a model and the one that selects its windows, if there is one, and the one that selects for that."""
+    """Return a model, the model that selects its windows, if any, and so on."""
     preselect = getattr(model, "preselect", None)
     selector = getattr(getattr(preselect, "selector", preselect), "model", None)
     return [model] if selector is None else [model, *_with_selectors(selector)]

@@ -1,4 +1,4 @@
-"""Relevance judgements by a language model, chunk by chunk, and their agreement with people's."""
+"""Relevance judgements by a language model, chunk by chunk, and their agreement with human judgements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..passages.excerpts import best_passages
 from .estimators import Estimator
 
 UNJUDGED = -1
-"""Grade of an unjudged chunk, and label of an unjudged document, as evaluation tools read negative labels."""
+"""Grade of an unjudged chunk and label of an unjudged document; evaluation tools ignore negative labels."""
 
 SYSTEM = "You assess search results. You are careful, and you judge only by what is written in the text."
 
@@ -63,7 +63,7 @@ grade: N"""
 GRADE_AGAIN = "That answer could not be read. Answer again with one line and nothing else: grade: N, with N from 0 to 3"
 
 BLOCK_DOCUMENTS = 64
-"""Documents whose chunks a reranker gets at a time: enough to fill its batches, few enough for a bar to move."""
+"""Documents whose chunks a reranker scores at a time: enough to fill batches, few enough for a smooth progress bar."""
 
 JUDGEMENT_COLUMNS: dict[str, Any] = {
     "label": "int64",
@@ -72,14 +72,14 @@ JUDGEMENT_COLUMNS: dict[str, Any] = {
     "best_chunk": "int64",
     "judged_share": "float64",
 }
-"""The columns that a judge adds to a frame."""
+"""The columns that a judge adds to a frame, with their types."""
 
 _GRADE = re.compile(r"(?:^|[\s{\"'*#(])grade[\"'*]*\s*[:=][\s\"'*]*([0-3])(?![\w/-]|[.,]\d)", re.IGNORECASE)
 _BARE = re.compile(r"\s*[*\"'`]*([0-3])[*\"'`]*\.?\s*")
 
 
 def parse_grade(reply: str) -> int | None:
-    """Return a grade from 0 to 3: a reply that is one digit, or the last `grade: N` in it; nothing else.
+    """Return the grade (0 to 3) in a reply that is one digit or contains `grade: N` (the last one counts), or None.
 
     Example:
         >>> parse_grade("<think>grade: 1?</think>Grade: 2")
@@ -96,33 +96,37 @@ def parse_grade(reply: str) -> int | None:
 
 @dataclass(eq=False, repr=False)
 class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
-    """Grades documents from 0 to 3 by asking a language model about each chunk; the best chunk decides.
+    """Grades documents from 0 to 3 with a language model: each chunk gets a grade, and the best chunk counts.
 
-    Source: UMBRELA (Upadhyay et al. 2024), with this package's own wording; chunks of whole sentences as in the
-    positional study of Boytsov et al. 2025, who take 256 tokens (128 for BEIR) and at most 36 chunks, and call a chunk
-    relevant if its grade is above 0.
+    Source: UMBRELA (Upadhyay et al. 2024), with a different prompt. Documents are split into chunks of whole sentences
+    as in the positional study of Boytsov et al. 2025, which uses 256 tokens (128 for BEIR), at most 36 chunks, and
+    calls a chunk relevant if its grade is above 0.
 
-    Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, order and index with the
-    columns `label` (highest grade; 0 for a blank text, -1 if no chunk could be judged), `chunk_grades` (list),
-    `chunk_spans` (characters `(start, end)` of each judged chunk), `best_chunk` (index of the first of them with the
-    highest grade; -1 if none), and `judged_share` (share of the characters of all chunks that were judged: less than 1
-    where `max_chunks` cut the document, or `preselect` chose from it); columns of these names are replaced. Scores and
-    ranks are left alone.
+    The input has `qid, query, docno` and the text column(s). Rows, order, index, scores and ranks stay the same. New
+    columns (existing ones are replaced):
+
+    - `label`: the highest grade; 0 for a blank text, -1 if no chunk could be judged;
+    - `chunk_grades`: the list of grades;
+    - `chunk_spans`: the characters `(start, end)` of each judged chunk;
+    - `best_chunk`: the index of the first judged chunk with the highest grade; -1 if there is none;
+    - `judged_share`: the share of the text (in characters of all chunks) that was judged. It is below 1 if `max_chunks`
+      truncated the document or `preselect` selected chunks.
 
     Args:
-        llm: an `LLMClient` (cache, prices, spend cap), a backend, or a function from messages to a string.
-        chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
+        llm: an `LLMClient` (with cache, prices and spend cap), a backend, or a function from messages to a string.
+        chunk_tokens: the maximum number of tokens of a chunk. Only longer sentences are split.
         max_chunks: judge only the first chunks of a document; None for all.
-        preselect: chooses the chunks to judge by the query, in place of `max_chunks`: `FirstK`, `BM25Windows`,
+        preselect: selects the chunks to judge by the query, instead of `max_chunks`: `FirstK`, `BM25Windows`,
             `EmbeddingWindows` or `CrossEncoderWindows`.
-        tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
-            marks, about 3/4 as many as word pieces.
-        request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
-        on_failure: if a chunk has no readable grade after all retries: `"raise"` or `"unjudged"` (grade -1).
-        retries: more calls after an unreadable reply, each with a reminder.
-        concurrency: documents in flight at the same time.
-        text_field: the column with the text, or a tuple of columns that are joined by a space.
-        text_loader: supplies the text where the column is absent.
+        tokenizer: a fast Hugging Face tokenizer or its name, to count tokens. None counts words and punctuation marks,
+            which gives about 3/4 of the number of word pieces.
+        request: the prompt; it must contain `{query}` and `{text}` and ask for `grade: N`.
+        on_failure: what to do if a chunk has no readable grade after all retries: `"raise"`, or `"unjudged"` for grade
+            -1.
+        retries: the maximum number of further calls after an unreadable reply, each with a reminder.
+        concurrency: the number of documents judged at the same time.
+        text_field: the column with the text, or a tuple of columns, joined by a space.
+        text_loader: loads the text if the column is missing.
         verbose: show a progress bar.
 
     Example:
@@ -153,7 +157,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         return f"RelevanceJudge({self.client.backend!r})"
 
     def grade(self, query: str, chunk: str, *, qid: str = "") -> int:
-        """Return the grade of one text, 0 to 3; -1 without a readable reply if `on_failure` is `"unjudged"`."""
+        """Return the grade of one text, 0 to 3; -1 if no reply is readable and `on_failure` is `"unjudged"`."""
         messages: list[Message] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": self.request.format(query=clean(query), text=clean(chunk))},
@@ -163,20 +167,20 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         grade, unreadable = read_reply(ask, messages, ask(messages), lambda reply: parse_grade(reply.text), **options)
         if grade is None and self.on_failure == "raise":
             failure = f"query {qid or query!r}: no grade after {self.retries} retries in {unreadable[-1].text[:200]!r}"
-            raise UnreadableReplyError(f"{failure}; on_failure='unjudged' lets the run go on")
+            raise UnreadableReplyError(f"{failure}: set on_failure='unjudged' to continue without it")
         return UNJUDGED if grade is None else grade
 
     def chunks(self, text: str) -> list[tuple[int, int]]:
-        """Return the characters `(start, end)` of all chunks of a text; none of a blank one."""
+        """Return the characters `(start, end)` of all chunks of a text; a blank text has none."""
         return [characters for _, characters in chunks_of(tokenized(self.tokenizer, text), self.chunk_tokens)]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Judge every row; rows with the same query and text are judged once.
 
         Raises:
-            UnreadableReplyError: without a readable reply, if `on_failure` is `"raise"`.
-            BackendError: if the model cannot be asked.
-            SpendCapError: if the next call might pass the cap. In all cases replies so far are in the cache.
+            UnreadableReplyError: if no reply is readable and `on_failure` is `"raise"`.
+            BackendError: if the model cannot be called.
+            SpendCapError: if the next call could exceed the spend cap. The replies so far stay in the cache.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
@@ -189,8 +193,8 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         return inp.assign(**rows.astype(JUDGEMENT_COLUMNS))
 
     def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Any, ...]]:
-        """Return the values of `JUDGEMENT_COLUMNS` for each (query, text); errors and the ledger name the qids."""
-        # Chunked before threads start: tokenizers may not be shared between them.
+        """Return the values of `JUDGEMENT_COLUMNS` for each (query, text); the qids are for errors and the ledger."""
+        # Chunked before threads start, because they must not share a tokenizer.
         spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
         selection = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}
         if self.preselect is None:
@@ -205,7 +209,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
             (query, text), grades, chunks = pair, [], selection[pair]
             for start, end in chunks:
                 grades += run_all([partial(self.grade, query, text[start:end], qid=qids[pair])])
-            label = max(grades, default=0)  # a blank text has nothing relevant
+            label = max(grades, default=0)  # a blank text is not relevant
             best = grades.index(label) if grades and label != UNJUDGED else -1
             return label, grades, chunks, best, characters(chunks) / characters(spans[text]) if chunks else 1.0
 
@@ -213,7 +217,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
             judgements = in_parallel(judge, list(qids), self.concurrency, on_task=bar.update)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
-            message = f"{missing} of {total} chunks had no readable grade and count as unjudged (-1)"
+            message = f"{missing} of {total} chunks have no readable grade and count as unjudged (-1)"
             warn(f"RelevanceJudge: {message}.", IncompleteReplyWarning)
         return dict(zip(qids, judgements, strict=True))
 
@@ -221,11 +225,12 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         cut = [chunks for chunks in spans if len(chunks[: self.max_chunks]) < len(chunks)]
         if cut:
             unread = sum(len(chunks) for chunks in cut) - len(cut) * (self.max_chunks or 0)
-            message = f"{unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are not judged"
-            warn(f"RelevanceJudge: {message}: max_chunks={self.max_chunks} (see judged_share).", TruncationWarning)
+            message = f"max_chunks={self.max_chunks} leaves {unread} of {sum(map(len, spans))} chunks unjudged"
+            where = f"in {len(cut)} of {len(spans)} texts (see judged_share)"
+            warn(f"RelevanceJudge: {message}, {where}.", TruncationWarning)
 
     def _check(self) -> None:
-        _ = self.client  # refuses an `llm` that is none
+        _ = self.client  # checks `llm`
         field_names(self.text_field)
         validate(self)
         self.tokenizer = full_name(self.tokenizer)
@@ -240,14 +245,14 @@ def characters(spans: Sequence[Span]) -> int:
 
 
 def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Span, Span]]:
-    """Return disjoint chunks of whole sentences, each by its tokens and by its characters; none of a blank text."""
+    """Split a text into disjoint chunks of whole sentences; return the token and the character span of each."""
     spans = SentenceWindows(max_tokens=max_tokens)(document) if len(document) else []
     return [(span, document.characters(span)) for span in spans]
 
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """A document whose relevant chunk a judge shall find; the qid is for the ledger of calls."""
+    """The chunks of a document to be judged; the qid is for the ledger of calls."""
 
     qid: str
     query: str
@@ -255,15 +260,15 @@ class ChunkJob:
 
 
 ChunkJudge = Callable[[Sequence[ChunkJob], Estimator, Callable[[int], Any]], list[np.ndarray]]
-"""Gives `(J,)` numbers to the first J chunks of each document, as many as the estimator needs; NaN without a readable
-grade. It calls the third argument with the number of documents that are done."""
+"""Returns the `(J,)` grades of the first J chunks of each document, as many as the estimator needs; NaN if a reply is
+unreadable. It calls the third argument with the number of finished documents."""
 
 
 def as_chunk_judge(judge: Any) -> ChunkJudge:
-    """Return a judge of chunks: of a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
+    """Make a judge of chunks from a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
 
-    Language models and functions judge one chunk after the other until one decides, as calls may cost money; rerankers
-    score all chunks, many at a time.
+    Language models and functions judge one chunk after the other and stop as soon as possible, because calls can cost
+    money. Rerankers score all chunks in batches.
     """
     if isinstance(judge, RelevanceJudge):
         return partial(_one_by_one, partial(_grade, judge), judge.concurrency)
@@ -298,7 +303,7 @@ def _grade(judge: RelevanceJudge, job: ChunkJob, chunk: str) -> float:
 def _number(judge: Any, job: ChunkJob, chunk: str) -> float:
     number = float(judge(job.query, chunk))
     if np.isnan(number):
-        raise ValueError(f"judge={judge!r} returned no number, but NaN, for a chunk and the query {job.query!r}")
+        raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {job.query!r}")
     return number
 
 
@@ -317,31 +322,32 @@ def _by_reranker(
 
 
 def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Return a reranker's scores of rows with `qid`, `query` and the text, in their order."""
-    # Each row is a separate document, so that its name brings its score back whatever the order of the result.
+    """Return a reranker's scores for rows with `qid`, `query` and the text, in their order."""
+    # Each row gets its own docno, by which its score is found in the result.
     docnos = pd.RangeIndex(len(rows)).astype(str)
     results = reranker(pt.model.add_ranks(rows.assign(docno=docnos, score=0.0)))
     by_docno = results.set_axis(as_strings(results["docno"]), axis=0)["score"].astype("float64")
     scores = np.full(len(rows), np.nan) if by_docno.index.has_duplicates else by_docno.reindex(docnos).to_numpy()
     if not np.isfinite(scores).all():
         raise ValueError(
-            f"{name} did not return one finite score for each of {len(rows)} texts: it must score all, without cutoffs"
+            f"{name} must return one finite score for each of {len(rows)} texts: remove cutoffs from the pipeline"
         )
     return scores
 
 
 def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> pd.Series:
-    """Compare a judge's labels with those of people, by scikit-learn's `cohen_kappa_score`.
+    """Compare the labels of a judge with human labels by scikit-learn's `cohen_kappa_score`.
 
     Args:
-        judged: `qid, docno, label`, e.g. of a `RelevanceJudge`.
-        qrels: `qid, docno, label`; negative labels (spam, in web collections) count as 0.
-        relevant_from: smallest label that is relevant, in both; 1 in Boytsov et al. 2025.
+        judged: `qid, docno, label`, e.g. the output of a `RelevanceJudge`.
+        qrels: `qid, docno, label`; negative labels (spam in web collections) count as 0.
+        relevant_from: the smallest label that counts as relevant, in both; 1 in Boytsov et al. 2025.
 
     Returns:
-        `pairs` with a label in both frames; `unjudged` pairs, without one of the judge; Cohen's `kappa` of the labels,
-        NaN if both have a single label, and the same one; `weighted kappa`, whose quadratic weights forgive
-        neighbouring grades; and `binary kappa` of relevant against not relevant.
+        A series with `pairs`, the number of pairs with a label in both frames; `unjudged`, the number of pairs that the
+        judge left unjudged; Cohen's `kappa` (NaN if all labels in both frames are the same); `weighted kappa` with
+        quadratic weights, which penalizes neighbouring grades less; and `binary kappa` of relevant against
+        non-relevant.
     """
     kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
@@ -354,7 +360,7 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
     )
     labels = common[common["label_judge"] != UNJUDGED]
     if labels.empty:
-        raise ValueError("judged and qrels have no (qid, docno) in common with a label in both: nothing to compare")
+        raise ValueError("judged and qrels must have labels for the same (qid, docno), but have none in common")
     human, judge = labels["label_qrels"].clip(lower=0).astype(int), labels["label_judge"].astype(int)
     return pd.Series(
         {

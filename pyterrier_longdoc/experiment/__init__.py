@@ -1,4 +1,4 @@
-"""Experiments as the papers report them: seeds, folds, several baselines, gains over each model's own FirstP."""
+"""Experiments as reported in the papers: seeds, folds, several baselines, gains over each model's own FirstP."""
 
 from ..common.runs import read_run, write_run
 from .efficiency import plot_efficiency

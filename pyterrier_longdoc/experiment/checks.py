@@ -1,4 +1,4 @@
-"""What makes the numbers of an experiment doubtful."""
+"""Checks for problems that make the results of an experiment unreliable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .runner import RUN_CHECKS, EvaluatedRun
 from .significance import Statistics, mean_over_seeds, without_rounding
 
 FEW_QUERIES = 25
-"""The least topics for a comparison by Buckley & Voorhees 2000, who find 50 better."""
+"""The minimum number of topics for a comparison according to Buckley & Voorhees 2000, who recommend 50."""
 
 CHECK_COLUMNS = ["check", "name", "queries", "message"]
 
@@ -22,7 +22,7 @@ Check = tuple[str, str, int, str]
 def check_runs(
     outcomes: Mapping[str, Sequence[EvaluatedRun]], qids: Sequence[str], statistics: Statistics
 ) -> pd.DataFrame:
-    """Return a row for each check that fails; the worst of several seeds counts, for candidates the first one."""
+    """Return a row for each failed check, for the worst seed of a system (candidates: for the first seed)."""
     rows: list[Check] = []
     queries = len(qids)
     without_relevant: dict[tuple[str, ...], list[str]] = {}
@@ -33,7 +33,7 @@ def check_runs(
                 rows.append((check, name, doubtful, f"{check} in {doubtful} of {queries} queries of {name}"))
         distinct = len({run.values.tobytes() for run in runs})
         if distinct < len(runs):
-            message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
+            message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the same values as another seed"
             rows.append(("equal seeds", name, queries, message))
         ranks = runs[0].ranks
         found = set(ranks.loc[ranks["rank"].notna(), "qid"])
@@ -62,9 +62,9 @@ def check_runs(
 
 def _too_few(queries: int, statistics: Statistics) -> Iterator[Check]:
     if queries < FEW_QUERIES:
-        message = f"{queries} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"
+        message = f"{queries} queries; comparisons need at least {FEW_QUERIES}, ideally 50 (Buckley & Voorhees 2000)"
         yield "too few queries", "", queries, message
-    # Only signs are random in these tests: no p-value can be below 2 / 2^Q.
+    # Only the signs are random in these tests, so no p-value can be below 2 / 2^Q.
     least = 2.0 ** (1 - queries)
     if statistics.test in ("wilcoxon", "randomisation") and least >= statistics.alpha:
         message = f"with {queries} queries no p-value of test={statistics.test!r} can be below {least:g}"

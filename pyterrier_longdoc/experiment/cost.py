@@ -1,4 +1,4 @@
-"""What a run costs: time, memory, and how much text was read."""
+"""The cost of a run: time, memory and the amount of text that was read."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any
 from ..common.files import import_extra
 
 SAMPLE_SECONDS = 0.01
-"""Between two looks at the process's memory."""
+"""Interval at which the memory of the process is sampled."""
 
 
 @dataclass
 class Cost:
-    """Cost of one run, summed over its batches. All but `seconds` is for the last stage, the reranker."""
+    """Cost of one run, summed over its batches. All fields but `seconds` describe the last stage, the reranker."""
 
-    seconds: float = 0.0  # of the whole pipeline; shared stages count in full for each system
+    seconds: float = 0.0  # for the whole pipeline; shared stages count in full for each system
     rerank_seconds: float = 0.0
     queries: int = 0
-    documents: int = 0  # (query, document) pairs that the last stage got
-    texts: int = 0  # that it read, once for each query
-    tokens: int = 0  # of these texts
+    documents: int = 0  # (query, document) pairs in the input of the last stage
+    texts: int = 0  # (query, text) pairs that it read
+    tokens: int = 0  # in these texts
     tokens_read: int = 0
     windows: int = 0
-    memory: int = 0  # peak of the process's resident memory in bytes
+    memory: int = 0  # peak resident memory of the process, in bytes
     gpu_memory: int = 0  # sum over GPUs of torch's peak allocation, in bytes
 
     @classmethod
     def total(cls, costs: Sequence[Cost]) -> Cost:
-        """Return the cost of several runs, or of parts of one: sums, and the highest of the peaks."""
+        """Return the total cost of several runs or parts of a run: sums, and the maximum of peaks."""
         values = {f.name: [getattr(cost, f.name) for cost in costs] for f in fields(cls)}
         return cls(**{name: max(numbers) if "memory" in name else sum(numbers) for name, numbers in values.items()})
 

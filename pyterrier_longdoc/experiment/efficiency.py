@@ -1,4 +1,4 @@
-"""What systems cost, as a table and as a plot of gains over time."""
+"""The cost of systems, as a table and as a plot of effectiveness over time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .results import ExperimentResults
 
 
 def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]) -> pd.DataFrame:
-    """Return one row for each system that was run: its costs, averaged over seeds (one `Cost` each).
+    """Return the costs of each system that was run, averaged over seeds (one `Cost` per seed).
 
-    `ms/query` is for the whole pipeline; `slow-down` is the rerank time per document relative to the partner's.
+    `ms/query` covers the whole pipeline. `slow-down` is the reranking time per document, relative to the partner's.
     """
     rows: dict[str, dict[str, float]] = {}
     for name, total in ((name, Cost.total(runs)) for name, runs in costs.items() if runs):
@@ -38,19 +38,22 @@ def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]
 
 
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
-    """Draw what systems are worth over the time they take; return the axes.
+    """Plot the effectiveness of systems over the time they take.
 
-    Where every system has a partner or is one: each system's gain over its partner, over its slow-down (Figure 3 of
-    Boytsov et al. 2025). The gain is the mean over the measures; partners without a partner stand at 1 and 0. Otherwise
-    each system's mean over its milliseconds per query, for the whole pipeline. A note names systems whose time is
-    unknown.
+    If every system has a partner or is one, the plot shows the gain of each system over its partner against its
+    slow-down (Figure 3 of Boytsov et al. 2025). The gain is averaged over the measures; partners that have no partner
+    themselves are at (1, 0). Otherwise the plot shows the mean of the first measure against the milliseconds per query
+    of the whole pipeline. A note lists systems with unknown time.
 
     Args:
-        results: of an experiment with `efficiency=True`; the first of its measures is drawn.
-        ax: matplotlib axes to draw on; None makes a figure.
+        results: the results of an experiment with `efficiency=True`.
+        ax: matplotlib axes to draw on; None creates a figure.
+
+    Returns:
+        The axes.
     """
     if results.efficiency is None:
-        raise ValueError("a plot over time needs Experiment(..., efficiency=True)")
+        raise ValueError("plot_efficiency needs the results of Experiment(..., efficiency=True)")
     partner = results.statistics.partner
     compared = bool(partner) and set(results.names) <= {*partner, *partner.values()}
     points, *labels = (_gains if compared else _means)(results, results.efficiency)
@@ -62,7 +65,7 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
         ax.axhline(0, color="0.6", linewidth=0.8)
     label_points(ax, complete)
     missing = ", ".join(points.loc[points.isna().any(axis=1), "name"])
-    note = f"\nnot drawn, as time or gain is unknown: {missing}" if missing else ""
+    note = f"\nnot drawn, because time or gain is unknown: {missing}" if missing else ""
     ax.set_xlabel(f"{labels[0]}{note}", wrap=True)
     ax.set_ylabel(labels[1])
     ax.spines[["top", "right"]].set_visible(False)

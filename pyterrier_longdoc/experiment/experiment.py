@@ -1,4 +1,4 @@
-"""Experiments as the papers report them."""
+"""Experiments as reported in the papers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .tables import Decimals
 
 
 class ExperimentWarning(UserWarning):
-    """Something makes the numbers of an experiment doubtful; `checks` of the results lists it."""
+    """A check of an experiment failed, so its results may be unreliable; see the `checks` of the results."""
 
 
 def Experiment(  # noqa: N802 - named like pt.Experiment
@@ -55,58 +55,57 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     save_mode: str = "reuse",
     verbose: bool = False,
 ) -> ExperimentResults:
-    """Compare systems over seeds and folds as Boytsov et al. 2025 do.
+    """Compare systems over seeds and folds, as in Boytsov et al. 2025.
 
-    Per-query values are averaged over a system's seeds before anything is tested. With one run for each system and
-    one baseline, values, p-values and corrections are those of `pt.Experiment`, with one exception: systems with equal
-    values for every query have the p-value 1, not NaN, also in the correction.
+    Per-query values are averaged over the seeds of a system before they are tested. With one run per system and one
+    baseline, values, p-values and corrections are those of `pt.Experiment`, with one exception: systems with equal
+    values for every query have the p-value 1 instead of NaN, also in the correction.
 
     Args:
-        systems: by name, or a list. A system is one of
+        systems: a dict of systems by name, or a list. A system is one of
 
             - a pipeline;
             - a factory `seed -> pipeline` or `(seed, fold) -> pipeline`, called for each seed (and fold), or
-              `() -> pipeline`, called when its turn comes; parameters named `seed` and `fold` may have defaults;
-            - a run, as frame or path of a TREC file;
-            - a list of pipelines or runs, one for each seed.
+              `() -> pipeline`, called once; parameters named `seed` and `fold` can have defaults;
+            - a run: a frame or the path of a TREC file;
+            - a list of pipelines or runs, one per seed.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
-        metrics: measures of ir_measures, or their names or trec_eval's.
-        names: of a list's systems.
-        seeds: arguments of the factories; 0, 1, 2 in the paper. Also the labels of a list's runs.
-        folds: a list of qids for each fold. A factory `(seed, fold)` gives the pipeline for that fold's topics, e.g.
-            by `fold.fit(pipeline)` with a model that it makes; the folds' runs are put together before they are
-            evaluated.
-        baseline: a system's name, or its position, or a list of several; every other system is compared to each.
-        partner: names by system: its gain is relative to this other system, e.g. its own FirstP.
+        metrics: measures of ir_measures, or names of ir_measures or trec_eval.
+        names: the names of the systems in a list.
+        seeds: the arguments of the factories (0, 1, 2 in the paper), or the labels of the runs in a list.
+        folds: a list of qids for each fold. A factory `(seed, fold)` returns the pipeline for the topics of that fold,
+            e.g. `fold.fit(pipeline)` with a new model. The runs of all folds are concatenated before evaluation.
+        baseline: the name or position of a system, or a list of several. All other systems are compared to each.
+        partner: a dict `{system: partner}`. The gain of a system is relative to its partner, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
             `scipy.stats.ttest_rel`; see `significance.p_values`.
         correction: a method of `statsmodels.stats.multitest.multipletests` or its short name, as in `pt.Experiment`,
-            e.g. `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg): one for each measure, over all systems
-            compared to one baseline, or to their partners.
-        alpha: significance level; with a correction, the family's error rate. The paper takes 0.01 for MS MARCO dev
+            e.g. `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg). It is applied separately for each measure,
+            over all systems compared to one baseline or to their partners.
+        alpha: significance level; with a correction, the family-wise error rate. The paper uses 0.01 for MS MARCO dev
             and 0.05 elsewhere.
-        margin: a system within this share of its reference is equivalent: 0.05 is "within 5 %".
-        resamples: of randomisation and bootstrap.
+        margin: a system is equivalent to its reference if it differs by less than this share: 0.05 is "within 5 %".
+        resamples: the number of resamples of the randomisation test and of the bootstrap.
         round: decimals of means and standard deviations in `.table` and in the papers' layout, for all measures or by
-            measure. None leaves `.table` unrounded, and the layout has 3. Tests never use rounded values.
+            measure. None leaves `.table` unrounded and uses 3 in the layout. Tests never use rounded values.
         filter_by_qrels: leave out topics without judgements before running anything.
-        filter_by_topics: leave out judgements of other topics, whose values would be 0.
-        batch_size: topics at a time, to save memory.
-        efficiency: measure time, memory and the text that was read, after a warm-up. Scores from a `score_cache` cost
-            nothing: leave it out.
-        save_dir: folder for runs, results and their table (CSV, Markdown, LaTeX). After an interruption a second call
-            with the same folder goes on: finished runs are read.
-        save_mode: what to do with earlier runs in it, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or
-            raise an `"error"`. Unlike there, a run is reused only if the same pipeline would make it: weights,
-            settings, first stage and topics are compared by their contents, transformers of other packages by their
-            arguments and version. A factory is always called; the run of the pipeline that it returns may be reused. A
-            run is computed again if its index was built anew, or if a stage may have changed unnoticed: a function
-            (`pt.apply`), a class of your script or notebook, or an index in memory.
-        verbose: show a progress bar of the runs.
+        filter_by_topics: leave out judgements for other topics, which would count as 0.
+        batch_size: the number of topics processed at a time, to save memory.
+        efficiency: measure time, memory and the amount of text read, after a warm-up. Do not use a `score_cache` here:
+            cached scores take no time.
+        save_dir: folder for runs, results and tables (CSV, Markdown, LaTeX). After an interruption, a second call with
+            the same folder continues: finished runs are read from it.
+        save_mode: how to treat existing runs in `save_dir`, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them
+            or raise an `"error"`. Unlike in `pt.Experiment`, a run is reused only if the same pipeline made it.
+            Weights, settings, first stage and topics are compared by content, transformers of other packages by
+            arguments and version. Factories are always called; the run of the returned pipeline can be reused. A run is
+            computed again if its index was rebuilt, or if a stage could have changed unnoticed: a function
+            (`pt.apply`), a class defined in your script or notebook, or an index in memory.
+        verbose: show a progress bar over the runs.
 
     Returns:
-        The results: `.table`, `.comparisons`, `.to_markdown()` and so on.
+        The results, with `.table`, `.comparisons`, `.to_markdown()` and so on.
     """
     check_arguments("int | None", at_least=1, batch_size=batch_size)
     if seeds is not None:

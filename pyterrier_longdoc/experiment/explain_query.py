@@ -1,4 +1,4 @@
-"""One query of an experiment: how systems differ on it, how they rank relevant documents, and by which windows."""
+"""Explain a single query of an experiment: differences between systems, ranks of relevant documents, best windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..common.runs import stages_of
 from .runs import RunByQuery, run_by_query
 
 SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
-"""So many relevant documents, and so much of a window, are printed; the tables have all."""
+"""Limits for printing relevant documents and the text of a window; the tables are complete."""
 
 WINDOW_COLUMNS = [
     "name", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
@@ -31,11 +31,11 @@ WINDOW_COLUMNS = [
 
 @dataclass(frozen=True, eq=False)
 class Rankings:
-    """How systems rank the relevant documents of an experiment's queries, with the first of several seeds.
+    """The ranks of the relevant documents in each system (with its first seed).
 
-    `ranks` has `name, qid, docno, label, rank, tied` for each system and document with a label above 0. `rank` is 0 for
-    the first document and missing where this one was not returned; `tied` says whether the system has equal scores for
-    this query, and is missing where it returned nothing.
+    `ranks` has the columns `name, qid, docno, label, rank, tied`, with a row for each system and document with a label
+    above 0. `rank` starts at 0 and is missing if the document was not returned. `tied` is true if the system has tied
+    scores for this query, and missing if it returned nothing.
     """
 
     topics: pd.DataFrame  # `qid` and, if known, `query`
@@ -65,10 +65,10 @@ def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame
 
 
 def with_ranks(documents: pd.DataFrame, run: RunByQuery) -> pd.DataFrame:
-    """Return the rows (`qid`, `docno`) with their `rank` in a run, and whether the query has `tied` scores there.
+    """Add each document's `rank` in a run, and whether its query has `tied` scores.
 
-    Ranks are those of trec_eval: scores in float32, ties by docno, descending. `rank` is missing for documents that the
-    run lacks, `tied` for queries that it lacks.
+    Ranks are those of trec_eval: scores in float32, ties by docno, descending. `rank` is missing for documents that are
+    not in the run, `tied` for queries that are not in it.
     """
     ranks, tied = np.full((2, len(documents)), None, dtype=object)
     wanted = documents["docno"].tolist()
@@ -92,17 +92,17 @@ class QueryExplanation:
     """The results of an experiment for one query.
 
     Attributes:
-        qid: the query.
-        query: its text; None if it is unknown.
-        values: a row for each system: its value of each measure, averaged over seeds, and the difference from each
+        qid: the id of the query.
+        query: the text of the query; None if unknown.
+        values: one row per system: the value of each measure, averaged over seeds, and the difference from each
             baseline, e.g. `nDCG@10 - BM25`.
-        relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
-            missing where it was not returned.
-        windows: the first and the relevant documents of each system that was run again, by its last reranker: `name`,
-            `docno, label` (0 also without a judgement), `rank` in the system, the `window` with the best score, from 1,
-            of its `windows`, the characters of the text where it `start`s and `end`s, its `window_score`, its `weight`
-            in the model's attention (missing without) and its `text`.
-        notes: what is unknown, and how to read the rest.
+        relevant: one row per relevant document: `docno, label` and its rank in each system, starting at 0 and missing
+            if it was not returned.
+        windows: the top and the relevant documents of each system that was run again, with the best window according
+            to its last reranker: `name` of the system, `docno, label` (0 if unjudged), `rank`, the number of the best
+            `window` (from 1) and of all `windows`, the character offsets `start` and `end` in the text, `window_score`,
+            attention `weight` (missing if the model has none) and `text`.
+        notes: remarks on missing information and on reading the tables.
     """
 
     qid: str
@@ -113,7 +113,7 @@ class QueryExplanation:
     notes: list[str]
 
     def differences(self) -> list[str]:
-        """Return a line for each measure: the best and the worst systems."""
+        """Return one line per measure with the best and the worst systems."""
         lines = []
         for measure in [column for column in self.values.columns if " - " not in column]:
             means = self.values[measure].round(6)
@@ -182,8 +182,8 @@ def explain_query(
     if first_seeds:
         notes.append(f"values are means over seeds, ranks those of the first seed: {', '.join(first_seeds)}")
     if systems is None or topic.empty:
-        hint = "the query is no topic" if topic.empty else f"pass the pipelines, why({qid!r}, {{name: pipeline, ...}})"
-        windows, window_notes = no_windows, [f"runs do not hold the best windows: {hint}"]
+        hint = "not a topic" if topic.empty else f"pass the pipelines: why({qid!r}, {{name: pipeline, ...}})"
+        windows, window_notes = no_windows, [f"no windows, because runs do not store them: {hint}"]
     else:
         windows, window_notes = _best_windows(systems, topic, ranks, top)
     query = str(topic["query"].iloc[0]) if "query" in topic.columns and len(topic) else None
@@ -191,7 +191,7 @@ def explain_query(
 
 
 def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table of `QueryExplanation.relevant` for these systems, and notes."""
+    """Return `QueryExplanation.relevant` for these systems, and notes."""
     table = ranks.loc[ranks["name"] == names[0], ["docno", "label"]]
     table = table.sort_values("label", ascending=False, kind="stable").reset_index(drop=True)
     notes = [] if len(table) else ["no document is judged relevant for this query"]
@@ -208,12 +208,12 @@ def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataF
 def _best_windows(
     systems: Mapping[str, Any], topic: pd.DataFrame, ranks: pd.DataFrame, top: int
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Run the pipelines on one query; return the table of `QueryExplanation.windows`, and notes."""
+    """Run the pipelines on one query; return `QueryExplanation.windows`, and notes."""
     qid, labels = topic["qid"].iloc[0], dict(zip(ranks["docno"], ranks["label"], strict=True))
     tables, notes = [], []
     for name, system in systems.items():
         if (reason := _reason_not_to_run(system)) is not None:
-            notes.append(f"{name}: no windows, as it {reason}")
+            notes.append(f"{name}: no windows, because it {reason}")
             continue
         frame = _explained(system, topic)
         if not len(frame):
@@ -228,7 +228,7 @@ def _best_windows(
             notes.append(f"{name} ranks the relevant documents differently now: it has changed since the experiment")
         rows = _windows_of(frame, next(model for model in reversed(_all_models(system)) if hasattr(model, "explain")))
         if rows is None:
-            notes.append(f"{name}: no windows, as its results lack them or the text: did its reranker run, and last?")
+            notes.append(f"{name}: no windows, because its results lack them or the text: put the reranker last")
             continue
         rows = rows.assign(name=name, rank=rows["docno"].map(ranks_now))
         rows["label"] = [labels.get(docno, 0) for docno in rows["docno"]]
@@ -238,7 +238,7 @@ def _best_windows(
 
 
 def _reason_not_to_run(system: Any) -> str | None:
-    """Return why a system is not run to see its windows; None if it is."""
+    """Return why a system cannot be run for its windows; None if it can."""
     if not isinstance(system, pt.Transformer):
         return f"is a {type(system).__name__}, not a pipeline"
     stages = _all_models(system)
@@ -248,14 +248,14 @@ def _reason_not_to_run(system: Any) -> str | None:
 
 
 def _all_models(pipeline: pt.Transformer) -> list[Any]:
-    """Return all transformers in a pipeline, among them the models of cross-validation, which are no steps."""
+    """Return all transformers in a pipeline, including the models of a cross-validation."""
     stages: list[Any] = list(stages_of(pipeline))
     stages += [model for stage in stages if isinstance(stage, NotebookMixin) for model in getattr(stage, "models", ())]
     return list({id(stage): stage for stage in stages}.values())
 
 
 def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
-    """Return the results with the columns of `explain`. The models stay as they were, and give no warning."""
+    """Return the results with `explain=True`, without warnings and without changing the models."""
     trial = {"explain": True, "coverage": None, "warned": set[str]()}
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -266,14 +266,14 @@ def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
 
 
 def _windows_of(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:
-    """Return the best window of each row by a reranker's columns of `explain`; None without these or their text."""
+    """Return the best window of each row from the columns of `explain=True`; None if they or the text are missing."""
     fields = window_fields(model.text_field, getattr(model, "repeat", None))
     if not {"window_scores", *(fields if model.text_loader is None else ())} <= set(frame.columns):
         return None
     texts, rows = texts_of(frame, fields, model.text_loader), []
     try:
         frame = with_windows_in(frame, texts)
-    except ValueError:  # windows are of an earlier text
+    except ValueError:  # the windows refer to an earlier text
         return None
     for row, text in zip(frame.to_dict("records"), texts, strict=True):
         scores, weights = row["window_scores"], row["window_weights"]

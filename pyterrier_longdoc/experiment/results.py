@@ -1,4 +1,4 @@
-"""Results of an experiment: per-query values, means, comparisons, and their folder."""
+"""Results of an experiment: per-query values, means and comparisons, with saving and loading."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .tables import Decimals, paper_table
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExperimentResults:
-    """Per-query values of systems, and all that follows from them.
+    """The results of `Experiment`: per-query values of systems, with means, comparisons and tables.
 
     Args:
-        values: for each system `(S, Q, M)`: S seeds, Q queries, M measures.
-        seeds: for each system the labels of its S seeds; `[None]` for a system without.
-        qids: the Q queries.
-        measures: the M measures' names.
+        values: for each system an array `(S, Q, M)` of S seeds, Q queries and M measures.
+        seeds: for each system the labels of its S seeds; `[None]` for a system without seeds.
+        qids: the Q query ids.
+        measures: the names of the M measures.
         statistics: how systems are compared.
         round: decimals of means and standard deviations in `table` and in the papers' layout, by measure or for all.
-        efficiency: one row for each system; None if it was not measured.
-        checks: one row for each check that fails.
+        efficiency: one row per system; None if it was not measured.
+        checks: one row per failed check.
         settings: how the runs were made: versions, folds and so on.
-        folder: holds the runs; None if they were not saved.
-        rankings: how the systems rank the relevant documents; None if unknown.
+        folder: the folder of the runs; None if they were not saved.
+        rankings: the ranks of the relevant documents; None if unknown.
     """
 
     values: Mapping[str, np.ndarray]
@@ -66,23 +66,23 @@ class ExperimentResults:
 
     @property
     def names(self) -> list[str]:
-        """The systems."""
+        """The names of the systems."""
         return list(self.values)
 
     @cached_property
     def query_values(self) -> dict[str, np.ndarray]:
-        """For each system `(Q, M)` values, averaged over its seeds, which all tests compare."""
+        """For each system the `(Q, M)` values averaged over its seeds, which all tests use."""
         return {name: mean_over_seeds(values) for name, values in self.values.items()}
 
     @cached_property
     def means(self) -> pd.DataFrame:
-        """Mean over queries and seeds: a row for each system, a column for each measure."""
+        """Means over queries and seeds, one row per system and one column per measure."""
         rows = [aggregate(values, self.measures) for values in self.query_values.values()]
         return pd.DataFrame(np.stack(rows), index=pd.Index(self.names, name="name"), columns=self.measures)
 
     @property
     def stds(self) -> pd.DataFrame:
-        """Standard deviation over seeds (n - 1) of a system's mean; NaN for a single run."""
+        """Standard deviations (n - 1) of a system's mean over its seeds; NaN for a single run."""
         seed_means = {name: aggregate(values, self.measures) for name, values in self.values.items()}  # (S, M)
         rows = [v.std(0, ddof=1) if len(v) > 1 else np.full(len(self.measures), np.nan) for v in seed_means.values()]
         return pd.DataFrame(np.stack(rows), index=pd.Index(self.names, name="name"), columns=self.measures)
@@ -91,7 +91,7 @@ class ExperimentResults:
     def perquery(self) -> pd.DataFrame:
         """`name, qid, measure, value`, averaged over seeds.
 
-        The frame of `pt.Experiment(perquery=True)`, without its rows of NaN for topics that have no judgements.
+        The frame of `pt.Experiment(perquery=True)`, without its NaN rows for topics without judgements.
         """
         levels = [self.names, self.qids, self.measures]
         index = pd.MultiIndex.from_product(levels, names=["name", "qid", "measure"])
@@ -100,7 +100,7 @@ class ExperimentResults:
 
     @property
     def perseed(self) -> pd.DataFrame:
-        """`name, seed, qid, measure, value`; the seed is missing for systems without one."""
+        """`name, seed, qid, measure, value`; `seed` is missing for systems without seeds."""
         frames = []
         for name, values in self.values.items():
             levels = [[name], pd.array(self.seeds[name], dtype="Int64"), self.qids, self.measures]
@@ -110,16 +110,16 @@ class ExperimentResults:
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """Every system against its partner and each baseline, on each measure: see `significance.compare`."""
+        """Comparisons of every system to its partner and each baseline, by measure; see `significance.compare`."""
         return compare(self.query_values, self.measures, self.statistics)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row for each system, in the columns of `pt.Experiment`.
+        """One row per system, with the columns of `pt.Experiment`.
 
-        With one baseline these are `name`, the measures and, for each, `+`, `-`, `p-value` and, with a correction,
-        `reject` and `p-value corrected`. With several baselines each such column ends in `(baseline)`. Systems with
-        several seeds add `std`, partners add `gain` (0.05 is +5 %) and `gain p-value` and so on.
+        With one baseline these are `name`, the measures and, for each measure, `+`, `-`, `p-value` and, with a
+        correction, `reject` and `p-value corrected`. With several baselines, these columns end in `(baseline)`. Several
+        seeds add `std`; partners add `gain` (0.05 is +5 %), `gain p-value` and so on.
         """
         table = self._round(self.means).reset_index()
         if any(len(values) > 1 for values in self.values.values()):
@@ -138,47 +138,47 @@ class ExperimentResults:
                 for column in kind_columns:
                     title = f"{measure} {'gain ' if kind == 'partner' and column != 'gain' else ''}{column}{suffix}"
                     values = measure_rows[column]
-                    # A system has no comparison with itself: nothing is rejected, all else is missing.
+                    # A system is not compared to itself: `reject` is False, the other columns are missing.
                     table[title] = (values.eq(True) if column == "reject" else values.astype("float64")).to_numpy()
         return table
 
     def _round(self, values: pd.DataFrame) -> pd.DataFrame:
-        """Return values with a column for each measure, rounded as `round` says."""
+        """Round values with one column per measure according to `round`."""
         if self.round is None:
             return values
         return values.round(dict(self.round) if isinstance(self.round, Mapping) else self.round)
 
     def retest(self, **changes: Any) -> ExperimentResults:
-        """Return the same values, compared anew, e.g. by `test="wilcoxon", baseline="BM25"`: see `Statistics`."""
+        """Compare the same values with other `Statistics`, e.g. `test="wilcoxon", baseline="BM25"`."""
         if "baseline" in changes:
             changes["baseline"] = baseline_names(changes["baseline"], self.names)
         return dataclasses.replace(self, statistics=dataclasses.replace(self.statistics, **changes))
 
     def subset(self, qids: Iterable[str]) -> ExperimentResults:
-        """Return the results on these queries only."""
+        """Return the results for these queries only."""
         rows = sorted({self._row(str(qid)) for qid in qids})
         values = {name: array[:, rows] for name, array in self.values.items()}
         return dataclasses.replace(self, values=values, qids=[self.qids[row] for row in rows])
 
     def _row(self, qid: str) -> int:
         if qid not in self.qids:
-            raise ValueError(f"qid {qid!r} was not evaluated; others were, such as {', '.join(self.qids[:5])}")
+            raise ValueError(f"qid {qid!r} was not evaluated: use one of .qids, such as {', '.join(self.qids[:5])}")
         return self.qids.index(qid)
 
     def why(self, qid: str, systems: Mapping[str, Any] | None = None, *, top: int = 3) -> QueryExplanation:
-        """Explain how systems differ on a query, how they rank its relevant documents, and by which windows.
+        """Explain a query: differences between systems, ranks of the relevant documents, and best windows.
 
-        Runs hold no windows: to see them, pass pipelines, e.g. `results.why("12", {"MaxP": bm25 >> maxp})`. These are
-        run once more, on this query alone and with `explain`, unless they ask a language model. The coverage, warnings
-        and caches of their models stay as they were.
+        Runs do not store windows. To see them, pass pipelines: `results.why("12", {"MaxP": bm25 >> maxp})`. They are
+        run again for this query with `explain=True`, unless they use a language model. The coverage, warnings and
+        caches of their models do not change.
 
         Args:
-            qid: an evaluated query.
-            systems: pipelines by name; None explains without windows.
-            top: number of each system's first documents with windows, besides all relevant ones.
+            qid: the id of an evaluated query.
+            systems: pipelines by name; None leaves out the windows.
+            top: the number of top documents of each system shown with windows, in addition to all relevant ones.
         """
         row = self._row(str(qid))
-        check_type(Mapping | None, 'pipelines by name, {"MaxP": bm25 >> maxp} for instance', systems=systems)
+        check_type(Mapping | None, 'a dict of pipelines by name, e.g. {"MaxP": bm25 >> maxp}', systems=systems)
         by_name = {name: values[row] for name, values in self.query_values.items()}
         values = pd.DataFrame.from_dict(by_name, orient="index", columns=self.measures).rename_axis("name")
         for baseline in self.statistics.baseline:
@@ -187,15 +187,15 @@ class ExperimentResults:
         return explain_query(self.qids[row], values, self.seeds, self.rankings, systems, top)
 
     def citations(self) -> str:
-        """Return BibTeX of the papers behind the models and the collections of the experiment."""
+        """Return the BibTeX entries of the papers behind the experiment's models and collections."""
         return bibtex(self.settings.get("papers", ()))
 
     def to_markdown(self, *, digits: int | None = None) -> str:
-        """Return the papers' layout in Markdown: best in bold, superscripts, gains; see `paper_table`."""
+        """Return the papers' layout in Markdown, with the best in bold, superscripts and gains; see `paper_table`."""
         return paper_table(self, digits=digits).to_markdown()
 
     def to_latex(self, *, digits: int | None = None) -> str:
-        r"""Return the papers' layout in LaTeX, with `\usepackage{booktabs}`."""
+        r"""Return the papers' layout in LaTeX; it needs `\usepackage{booktabs}`."""
         return paper_table(self, digits=digits).to_latex()
 
     def styled(self, *, digits: int | None = None) -> Any:
@@ -203,17 +203,17 @@ class ExperimentResults:
         return paper_table(self, digits=digits).styled()
 
     def run(self, name: str, seed: int | None = None) -> pd.DataFrame:
-        """Return the saved run of a system, `qid, docno, score`."""
+        """Return the saved run of a system: `qid, docno, score`."""
         files = [] if self.folder is None else run_files(self.folder, name, seed)
         if seed not in self.seeds.get(name, ()) or not files:
             raise ValueError(
-                f"there is no saved run of {name!r} with seed {seed}: runs are kept in the save_dir of an experiment, "
-                f"here of {dict(self.seeds)}"
+                f"no saved run of {name!r} with seed {seed}: run the Experiment with save_dir= and choose one of the "
+                f"systems and seeds {dict(self.seeds)}"
             )
         return pd.concat(map(read_run, files), ignore_index=True)
 
     def save(self, folder: str | Path) -> None:
-        """Write settings, per-query values, checks, efficiency and tables, but no runs; `load` restores the results."""
+        """Write settings, per-query values, checks, efficiency and tables, but not the runs, to a folder for `load`."""
         folder = Path(folder)
         settings = {"systems": self.seeds, "queries": self.qids, "measures": self.measures, "round": self.round}
         settings |= {"statistics": self.statistics.as_dict(), **self.settings}
@@ -230,7 +230,7 @@ class ExperimentResults:
 
     @classmethod
     def load(cls, folder: str | Path, *, test: Test | None = None) -> ExperimentResults:
-        """Restore results from a folder; pass a test that was a function again: only its name is stored."""
+        """Load results from a folder. If the `test` was a function, pass it again: only its name is stored."""
         folder = Path(folder)
         settings = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         seeds, qids, measures = (settings.pop(name) for name in ("systems", "queries", "measures"))

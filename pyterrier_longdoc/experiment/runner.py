@@ -1,4 +1,4 @@
-"""Makes or reads the runs of an experiment, one after the other, and evaluates them."""
+"""Compute or load the runs of an experiment one by one, and evaluate them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
 from .systems import RunPart
 
 WARM_UP_TOPICS = 2
-"""Run before measuring, so that weights are loaded and kernels compiled."""
+"""Topics that are run before measuring, to load weights and compile kernels."""
 
 TRAINED = "seen in training"
 RUN_CHECKS = (
@@ -39,24 +39,24 @@ RUN_CHECKS = (
 
 @dataclass
 class EvaluatedRun:
-    """The results of a run without its rows, since many runs do not fit into memory."""
+    """The results of a run, without its rows, because the rows of many runs do not fit into memory."""
 
-    seed: int | None  # None for a system without
+    seed: int | None  # None for a system without seeds
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # (Q, M)
-    costs: list[Cost] = field(default_factory=list)  # of its parts
-    doubtful: dict[str, int] = field(default_factory=dict)  # number of doubtful queries by check
-    candidates: dict[str, int] = field(default_factory=dict)  # by query, a hash of its documents
-    ranks: pd.DataFrame = field(default_factory=pd.DataFrame)  # of relevant documents; only of a system's first run
-    papers: list[str] = field(default_factory=list)  # behind the pipeline
+    costs: list[Cost] = field(default_factory=list)  # one per part
+    doubtful: dict[str, int] = field(default_factory=dict)  # number of queries that fail a check, by check
+    candidates: dict[str, int] = field(default_factory=dict)  # a hash of the documents, by query
+    ranks: pd.DataFrame = field(default_factory=pd.DataFrame)  # ranks of relevant documents; only for the first run
+    papers: list[str] = field(default_factory=list)  # to cite for the pipeline
     trained: int = 0  # test queries that a model was trained on
 
 
 @dataclass
 class Runner:
-    """Makes runs, or reads finished ones, and evaluates them.
+    """Computes runs or loads finished ones, and evaluates them.
 
-    The output of all stages but the last is kept for the next pipeline: pipelines that share the objects of first stage
-    and text loader run these once. It is dropped when a function is called, which may change these objects.
+    The output of all stages but the last is kept for the next pipeline, so that pipelines with the same first-stage and
+    text-loader objects run them once. It is discarded when a factory is called, because it may change these objects.
     """
 
     topics: pd.DataFrame
@@ -68,9 +68,9 @@ class Runner:
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def evaluate(self, parts: Sequence[RunPart], on_part: Callable[[], object], *, ranks: bool) -> EvaluatedRun:
-        """Make or read one run of a system in its parts (one, or one for each fold), and evaluate it.
+        """Compute or load a run of a system (one part, or one per fold), and evaluate it.
 
-        `on_part` is called after each part; `ranks` keeps the ranks of relevant documents.
+        `on_part` is called after each part. With `ranks`, the ranks of relevant documents are kept.
         """
         outcome, run = EvaluatedRun(parts[0].seed), RunByQuery()
         for part in parts:
@@ -85,7 +85,7 @@ class Runner:
         return outcome
 
     def _run(self, part: RunPart, outcome: EvaluatedRun) -> pd.DataFrame:
-        """Return a run, `qid, docno, score`, made or read, and add its costs and checks to `outcome`."""
+        """Compute or load a run (`qid, docno, score`), and add its costs and checks to `outcome`."""
         if not isinstance(part.source, pt.Transformer):
             self.last_candidates = None
         pipeline = part.make()
@@ -113,7 +113,7 @@ class Runner:
         return frame
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
-        """Return `qid, docno, score` and their cost, without memory and coverage unless `efficiency` is set."""
+        """Run a pipeline; return `qid, docno, score` and the cost (memory and coverage only with `efficiency`)."""
         *earlier, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
         if self.efficiency:
             last.transform(_through(earlier, topics.head(WARM_UP_TOPICS)))
@@ -134,10 +134,10 @@ class Runner:
         return pd.concat(frames, ignore_index=True), Cost.total(costs)
 
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-        """Return a copy of the candidates, and the seconds that they took."""
+        """Return a copy of the candidates, and the time they took in seconds."""
         if self.last_candidates is not None:
             last_stages, last_topics, frame, seconds = self.last_candidates
-            # The same objects: equal transformers may differ in weights.
+            # Compared by identity, because equal transformers can have different weights.
             if last_topics is topics and list(map(id, last_stages)) == list(map(id, stages)):
                 return frame.copy(), seconds
         start = time.perf_counter()
@@ -166,7 +166,7 @@ def _as_frame(run: Any, part: RunPart) -> pd.DataFrame:
 
 
 def count_doubtful(run: RunByQuery, qids: Sequence[str]) -> dict[str, int]:
-    """Count the doubtful queries of a run by check; scores are compared in float32, as in trec_eval."""
+    """Count the queries of a run that fail each check; scores are compared in float32, as in trec_eval."""
     counts = dict.fromkeys(RUN_CHECKS, 0)
     for qid in qids:
         if qid not in run:

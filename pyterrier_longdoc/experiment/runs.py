@@ -1,4 +1,4 @@
-"""Runs of an experiment: their evaluation, and the folder that keeps them."""
+"""Evaluate the runs of an experiment and store them in a folder."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ LIBRARIES = (
 )  # fmt: skip
 
 SUMMED = ("num_q", "num_rel", "num_ret", "num_rel_ret", "NumQ", "NumRel", "NumRet", "NumRelRet")
-"""Counts: their value over all queries is the sum, not the mean, as in `pt.Experiment`."""
+"""Counts, which are summed over queries instead of averaged, as in `pt.Experiment`."""
 
 RunByQuery = dict[str, tuple[np.ndarray, np.ndarray]]
-"""By query, the docnos that a system returned, in the order of its frame, and their scores in float64."""
+"""For each query, the docnos that a system returned, in the order of its frame, and their scores in float64."""
 
 
 def run_by_query(frame: pd.DataFrame, name: str) -> RunByQuery:
-    """Return the documents and scores of a frame with `qid`, `docno` and `score`, by query; `rank` is not read."""
+    """Group the documents and scores of a frame (`qid, docno, score`) by query; `rank` is ignored."""
     check_columns(frame, ("qid", "docno", "score"), f"the rows of {name!r}")
     if not len(frame):
-        raise ValueError(f"{name!r} returned no document for any topic; nothing can be evaluated")
+        raise ValueError(f"{name!r} returned no document for any topic: check its first stage and the topics")
     scores = frame["score"].to_numpy(dtype="float64")
     codes, qids = pd.factorize(as_strings(frame["qid"]))
     order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1]
@@ -51,11 +51,15 @@ def run_by_query(frame: pd.DataFrame, name: str) -> RunByQuery:
 
 
 class QueryEvaluator:
-    """Evaluates runs on the queries that have judgements, exactly as `pt.Experiment` does.
+    """Evaluates runs on the judged queries, exactly as `pt.Experiment` does.
 
-    A judged query for which a system returned nothing counts as the measure's default, 0 for all common ones. Topics
-    without judgements do not count. Documents of equal score (in float32) rank by docno, descending: trec_eval's rule.
-    Attributes: `qids` of the Q judged queries, in the qrels' order, and `names` of the M measures.
+    If a system returned nothing for a judged query, the query gets the default value of the measure, usually 0. Topics
+    without judgements are ignored. Documents with equal scores (in float32) are ranked by docno, descending, as in
+    trec_eval.
+
+    Attributes:
+        qids: the Q judged queries, in the order of the qrels.
+        names: the names of the M measures.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class QueryEvaluator:
         if filter_by_topics:
             judged = judged[judged["qid"].isin(set(topics["qid"]))]
         if not len(judged) or not len(topics):
-            raise ValueError("qrels and topics have no qid in common: no topic can be evaluated")
+            raise ValueError("qrels and topics have no qid in common: use the qrels of these topics")
         measures = _named_measures(metrics)
         self.qids = judged["qid"].drop_duplicates().tolist()
         self.names = list(measures)
@@ -85,17 +89,17 @@ class QueryEvaluator:
 
 
 def aggregate(values: np.ndarray, names: Iterable[str]) -> np.ndarray:
-    """Return the `(..., M)` values of a system, means and sums of counts, of its `(..., Q, M)` per-query values."""
+    """Aggregate `(..., Q, M)` per-query values to `(..., M)` means, or sums for counts."""
     is_sum = np.array([name in SUMMED for name in names])
     return np.where(is_sum, values.sum(axis=-2), values.mean(axis=-2))
 
 
 def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Return measures by the name that `pt.Experiment` gives them: a trec_eval name stays as it was written."""
-    names: dict[Any, str] = {}  # by measure: "map" and AP are one, under trec_eval's name
+    """Return measures by their name in `pt.Experiment`, which keeps trec_eval names as written."""
+    names: dict[Any, str] = {}  # by measure: "map" and AP are the same measure, named "map"
     for metric in [metrics] if isinstance(metrics, str) else metrics:
         if metric == "mrt":
-            raise ValueError("'mrt' is no measure here: give efficiency=True, and the results have .efficiency")
+            raise ValueError("metrics: 'mrt' is not supported: set efficiency=True and see .efficiency of the results")
         family = [metric] if isinstance(metric, ir_measures.Measure) else measures_named(metric)
         for measure in family:
             if measure not in names or (isinstance(metric, str) and metric != str(measure) and len(family) == 1):
@@ -106,10 +110,11 @@ def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of an experiment: its settings (`settings.json`), and the finished runs.
+    """The folder of an experiment, with its settings (`settings.json`) and finished runs.
 
-    A run is `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file of notes on its pipeline. Earlier
-    runs are read if the same system would make them (mode `"reuse"`), deleted (`"overwrite"`) or refused (`"error"`).
+    A run is stored as `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file that describes its pipeline.
+    Existing runs are reused if they come from the same pipeline (mode `"reuse"`), deleted (`"overwrite"`) or cause an
+    error (`"error"`).
     """
 
     def __init__(
@@ -119,7 +124,7 @@ class RunFolder:
         self.folder, self.settings = Path(folder), settings
         runs, file = self.folder / "runs", self.folder / "settings.json"
         if runs.is_dir() and (mode == "error" or not file.is_file()):
-            raise FileExistsError(f"{str(folder)!r} holds runs already: choose another save_dir, or save_mode='reuse'")
+            raise FileExistsError(f"save_dir {str(folder)!r} already holds runs: use another one, or save_mode='reuse'")
         if mode == "overwrite":
             for name in systems:
                 shutil.rmtree(_run_file(self.folder, name, None, None).parent, ignore_errors=True)
@@ -128,12 +133,13 @@ class RunFolder:
             for kind in ("topics", "folds"):
                 if previous.get(kind) != settings[kind]:
                     raise ValueError(
-                        f"{str(folder)!r} holds runs of other {kind}: choose another save_dir, or save_mode='overwrite'"
+                        f"save_dir {str(folder)!r} holds runs of other {kind}: use another one, or "
+                        f"save_mode='overwrite'"
                     )
         write_lines(file, [json.dumps(settings, indent=1)])
 
     def find(self, part: RunPart, run_key: str | None) -> tuple[pd.DataFrame, Cost] | None:
-        """Return the saved run of this key and its cost, if there is one; never one without a key."""
+        """Return the saved run with this key and its cost; None if there is none or the key is None."""
         path = _run_file(self.folder, part.system, part.seed, part.fold)
         if run_key is None or not _notes_of(path).is_file():  # notes are written last
             return None
@@ -141,10 +147,10 @@ class RunFolder:
         return (read_run(path), Cost(**notes["cost"])) if notes.get("key") == run_key else None
 
     def write(self, part: RunPart, run: pd.DataFrame, run_key: str | None, cost: Cost | None) -> None:
-        """Write a run and notes on it."""
+        """Write a run and its description."""
         for other in run_files(self.folder, part.system, part.seed):
             if (".fold-" in other.name) != (part.fold is not None):
-                # Runs of all topics and of folds do not go together.
+                # A run over all topics replaces runs of folds, and the other way round.
                 _notes_of(other).unlink(missing_ok=True)
                 other.unlink()
         path = _run_file(self.folder, part.system, part.seed, part.fold)
@@ -158,7 +164,7 @@ class RunFolder:
 
 
 def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:
-    """Return the run files of a system and seed in an experiment's folder: one, or one for each fold."""
+    """Return the run files of a system and seed in an experiment's folder: one, or one per fold."""
     path = _run_file(folder, system, seed, None)
     return sorted([*path.parent.glob(path.name), *path.parent.glob(path.name.replace(".res", ".fold-*.res"))])
 
@@ -166,7 +172,7 @@ def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:
 def _run_file(folder: Path, system: str, seed: int | None, fold: Fold | None) -> Path:
     stem = "run" if seed is None else f"seed-{seed}"
     suffix = "" if fold is None else f".fold-{fold.index}"
-    # No two systems share a folder, and none is hidden or leaves the experiment's.
+    # Different systems get different folders, none of which is hidden or outside of the experiment's folder.
     name = quote(system, safe=" ()+,=@-_").replace(".", "%2E")
     return folder / "runs" / name / f"{stem}{suffix}.res.gz"
 
@@ -176,7 +182,7 @@ def _notes_of(run_file: Path) -> Path:
 
 
 def experiment_settings(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequence[int] | None) -> dict[str, Any]:
-    """Return topics, folds, seeds and versions of an experiment, on which its runs depend, for JSON."""
+    """Return the topics, folds, seeds and versions that the runs depend on, for JSON."""
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(name for name in ("torch", "transformers") if name in sys.modules)):
         try:

@@ -1,7 +1,7 @@
 """Paired comparisons of systems over queries: tests, corrections, equivalence, effect size and intervals.
 
-Shapes: Q queries, K comparisons; `x` and `y` are `(Q, K)` per-query values of systems and of their references. All K
-comparisons share the resamples, so that many cost little more than one.
+Shapes: Q queries, K comparisons; `x` and `y` are `(Q, K)` per-query values of the systems and of their references. All
+K comparisons share the resamples, so many comparisons cost little more than one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .runs import aggregate
 
 TESTS = ("t", "wilcoxon", "randomisation", "bootstrap")
 RESAMPLES = 10_000
-"""Of the randomisation test and the bootstraps: p-values near 0.05 then have a standard error of 0.002."""
+"""Resamples of the randomisation test and the bootstraps, for a standard error of 0.002 at p-values near 0.05."""
 
 BLOCK_NUMBERS = 1_000_000
-"""Most random numbers held at a time."""
+"""Maximum number of random numbers in memory."""
 
 COMPARISON_COLUMNS = [
     "name", "reference", "kind", "measure", "mean", "reference mean", "difference", "low", "high", "gain", "gain low",
@@ -33,17 +33,17 @@ COMPARISON_COLUMNS = [
 
 Test = str | Callable[[np.ndarray, np.ndarray], Any]
 Baseline = str | int | Sequence[str | int] | None
-"""A system's name or position, or several of them."""
+"""The name or position of a system, or several of them."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """How systems are compared: arguments of `Experiment`, explained there, and two more.
+    """Settings for comparing systems: arguments of `Experiment`, and two more.
 
     Attributes:
         baseline: the names of all baselines.
-        confidence: level of the bootstrap intervals.
-        seed: of the random numbers of randomisation and bootstrap.
+        confidence: the confidence level of the bootstrap intervals.
+        seed: the random seed of the randomisation test and the bootstrap.
     """
 
     baseline: tuple[str, ...] = ()
@@ -69,43 +69,44 @@ class Statistics:
             raise ValueError(f"correction={self.correction!r} has no effect without baseline= or partner=")
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Raise ValueError for a baseline or partner that is no system."""
+        """Raise ValueError if a baseline or partner is not one of the systems."""
         for name in (*self.baseline, *self.partner, *self.partner.values()):
             if name not in names:
-                raise ValueError(f"{name!r} is a baseline or partner, but no system; systems are {', '.join(names)}")
+                raise ValueError(f"baseline or partner {name!r} must be one of the systems {', '.join(names)}")
 
     def references(self, names: Sequence[str]) -> list[tuple[str, str | None, dict[str, str]]]:
-        """Return the comparisons, partners first: `(kind, baseline, {system: its reference})`."""
+        """Return the comparisons, partners first, as `(kind, baseline, {system: reference})`."""
         partners = {name: self.partner[name] for name in names if name in self.partner}
         baselines = [("baseline", base, {name: base for name in names if name != base}) for base in self.baseline]
         return [("partner", None, partners), *baselines] if self.partner else [*baselines]
 
     def interval(self, samples: np.ndarray) -> np.ndarray:
-        """Return the ends, `(2, M)`, of the percentile intervals of `(resamples, M)` samples."""
+        """Return the bounds, `(2, M)`, of the percentile intervals of `(resamples, M)` samples."""
         return np.quantile(samples, [(1 - self.confidence) / 2, (1 + self.confidence) / 2], axis=0)
 
     @property
     def test_name(self) -> str:
-        """The name of the test, or of the function that is one."""
+        """The name of the test or of its function."""
         return self.test if isinstance(self.test, str) else getattr(self.test, "__name__", repr(self.test))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; a function as test is stored by its name."""
+        """Return the fields for JSON; a test function is stored by its name."""
         return {**asdict(self), "test": self.test_name}
 
 
 def baseline_names(baseline: Baseline, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the baselines in the argument of `Experiment`."""
+    """Return the names of the baselines given by name or position."""
     items = [] if baseline is None else [baseline] if isinstance(baseline, str | int) else baseline
     by_position = dict(enumerate(names))
     return tuple(dict.fromkeys(by_position.get(item, str(item)) if isinstance(item, int) else item for item in items))
 
 
 def compare(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:
-    """Return a row for each system, reference and measure, with the columns `COMPARISON_COLUMNS`, of `(Q, M)` values.
+    """Compare systems by their `(Q, M)` values; return a row for each system, reference and measure.
 
-    `kind` is `"partner"` or `"baseline"`, `low` and `high` bound the difference of the means (of counts: of the sums),
-    `+` and `-` count queries that are better and worse, `gain` is relative (0.05 is +5 %).
+    The columns are `COMPARISON_COLUMNS`. `kind` is `"partner"` or `"baseline"`; `low` and `high` bound the difference
+    of the means (for counts: of the sums); `+` and `-` are the numbers of better and worse queries; `gain` is relative
+    (0.05 is +5 %).
     """
     references = statistics.references(list(values))
     frames = [_against(values, measures, statistics, kind, pairs) for kind, _, pairs in references if pairs]
@@ -128,7 +129,7 @@ def _against(
     p = p_values(x, y, s.test, resamples=s.resamples, seed=s.seed)
     reject, corrected = p < s.alpha, p.copy()
     if s.correction is not None:
-        for m in range(M):  # a family: all systems on one measure
+        for m in range(M):  # one family of tests: all systems on one measure
             reject[m::M], corrected[m::M] = correct(p[m::M], s.correction, s.alpha)
     return pd.DataFrame(
         {
@@ -158,19 +159,19 @@ def _against(
 
 
 def mean_over_seeds(values: np.ndarray) -> np.ndarray:
-    """Return the means of `(S, ...)` values over S seeds; the mean of equal values is exactly their value.
+    """Return the means of `(S, ...)` values over S seeds; the mean of equal values is exactly this value.
 
-    `(0.1 + 0.1 + 0.1) / 3` is not 0.1: ties with another system would become wins and losses, which weigh much in the
-    Wilcoxon test.
+    In floating-point numbers, `(0.1 + 0.1 + 0.1) / 3` is not 0.1. Such differences would turn ties into wins and
+    losses, with a large effect on the Wilcoxon test.
     """
     ordered = np.sort(values, axis=0)
     return ordered[0] + (ordered - ordered[0]).mean(0)
 
 
 def without_rounding(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return `x`, with the columns that equal `y` up to rounding set to `y`: tests find 1e-17 highly significant.
+    """Return `x`, with the columns that equal `y` up to rounding set to `y`: tests would find 1e-17 significant.
 
-    If only some queries of a column differ so little, they stay, as in `pt.Experiment`.
+    If only some queries of a column differ by rounding, the column stays as it is, as in `pt.Experiment`.
     """
     return np.where(np.isclose(x, y, rtol=1e-12, atol=0.0).all(0), y, x)
 
@@ -181,13 +182,13 @@ def p_values(
     """Return the two-sided p-values of the paired differences `x - y`.
 
     - `"t"`, `"wilcoxon"`: `scipy.stats.ttest_rel` and `wilcoxon` with their defaults, as in `pt.Experiment`.
-    - `"randomisation"`: Fisher's: signs of the differences are flipped at random, or in all `2^Q` ways if `resamples`
-      allows so many; the statistic is the mean difference. Smucker et al. 2007.
+    - `"randomisation"`: Fisher's randomisation test of the mean difference. The signs of the differences are flipped at
+      random, or in all `2^Q` ways if `resamples` is large enough. Smucker et al. 2007.
     - `"bootstrap"`: studentised, of the centred differences. Sakai 2006.
-    - a callable: like `scipy.stats.ttest_rel`; its second value is the p-value.
+    - a callable like `scipy.stats.ttest_rel`, whose second return value is the p-value.
 
-    Where all differences are 0 the p-value is 1, whatever the test; scipy and `pt.Experiment` give NaN. A test
-    that is undefined for other reasons, as the t-test of a single query, gives NaN.
+    If all differences are 0, the p-value is 1 for every test, where scipy and `pt.Experiment` return NaN. A test that
+    is undefined for other reasons, such as the t-test of a single query, returns NaN.
     """
     if test == "randomisation":
         return _randomisation(x - y, resamples, seed)
@@ -201,12 +202,12 @@ def p_values(
 
 
 def p_in_words(p: float) -> str:
-    """Return a p-value as one writes it: "p = 0.013", "p < 0.001", or "p undefined"."""
+    """Format a p-value: "p = 0.013", "p < 0.001" or "p undefined"."""
     return "p undefined" if np.isnan(p) else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return rejections and corrected p-values, `(K,)` each, of a family with the error rate `alpha`, by statsmodels.
+    """Correct the p-values of a family by statsmodels; return rejections and corrected p-values, `(K,)` each.
 
     NaN stays NaN and is never rejected; in the correction of the others it counts as a p-value of 1.
     """
@@ -221,23 +222,23 @@ def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.nd
 def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndarray:
     """Test `|mean(x - y)| < margin * mean(y)` by two one-sided paired t-tests (TOST) of statsmodels; Schuirmann 1987.
 
-    The test takes the bounds as known, though they come from the mean of `y`: with few queries it is optimistic. The
-    larger p-value of the two tests is returned: small values show equivalence. It is 0 if all differences are 0, and
-    NaN for a single query.
+    Returns the larger p-value of the two tests: small values indicate equivalence. It is 0 if all differences are 0,
+    and NaN for a single query. The test treats the bounds as known although they are estimated from `y`, so it is
+    optimistic with few queries.
     """
     from statsmodels.stats.weightstats import ttost_paired
 
     bound = margin * y.mean(0)
     with without_warnings():
         p = ttost_paired(x, y, -bound, bound)[0]
-    # Otherwise equal systems with the mean 0 would have bounds of width 0.
+    # Equal systems with a mean of 0 would have bounds of width 0.
     return np.where((x == y).all(0) & (len(x) > 1), 0.0, p)
 
 
 def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the `(K,)` standardised mean differences, Cohen's d_z: mean / standard deviation of the differences.
+    """Return Cohen's d_z, `(K,)`: the mean divided by the standard deviation of the differences.
 
-    NaN where all differences are equal.
+    It is NaN if all differences are equal.
     """
     difference = x - y
     with without_warnings():
@@ -246,23 +247,24 @@ def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def resampled_means(x: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 42) -> np.ndarray:
-    """Return the `(resamples, K)` means of resampled queries; equal seeds draw the same queries for equal Q.
+    """Return the `(resamples, K)` means of resampled queries; with equal seed and Q, the same queries are drawn.
 
-    Their quantiles bound percentile intervals (Efron & Tibshirani 1993, chapter 13). `scipy.stats.bootstrap` takes 8 to
-    19 times as long: it copies the values of all comparisons for each resample.
+    Their quantiles are the bounds of percentile intervals (Efron & Tibshirani 1993, chapter 13).
+    `scipy.stats.bootstrap` takes 8 to 19 times as long, because it copies the values of all comparisons for each
+    resample.
     """
     return np.concatenate([counts @ x for counts in _resampled_counts(len(x), resamples, seed)]) / len(x)
 
 
 def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Return `mean / reference - 1`; NaN where the reference is 0."""
+    """Return `mean / reference - 1`, or NaN if the reference is 0."""
     with without_warnings():
         return np.where(reference != 0, mean / reference - 1.0, np.nan)
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Mute warnings of equal systems and single queries, as the checks report them."""
+    """Mute numerical warnings about equal systems and single queries, which `checks` reports."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
@@ -270,14 +272,14 @@ def without_warnings() -> Iterator[None]:
 
 def _randomisation(difference: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     queries = len(difference)
-    if queries == 1:  # scipy wants two
+    if queries == 1:  # scipy needs at least two
         return np.ones(difference.shape[1])
 
     def statistic(signs: np.ndarray, axis: int) -> np.ndarray:
-        # Sums of the same terms in another order are the same outcome but for the last bits.
+        # Rounded, because sums of the same terms in another order can differ in the last bits.
         return np.abs(signs @ difference).round(12)
 
-    # scipy flips the signs of ones, so that each draw serves all comparisons.
+    # scipy flips the signs of a vector of ones, so that all comparisons share each draw.
     test = {"permutation_type": "samples", "alternative": "greater", "vectorized": True, "n_resamples": resamples}
     batch, rng = max(1, BLOCK_NUMBERS // queries), np.random.default_rng(seed)
     return stats.permutation_test((np.ones(queries),), statistic, batch=batch, rng=rng, **test).pvalue
@@ -301,7 +303,7 @@ def _t_statistics(mean: np.ndarray, mean_square: np.ndarray, queries: int) -> np
 
 
 def _resampled_counts(queries: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield `(rows, Q)` blocks: how often each query is in a resample of Q queries, with replacement."""
+    """Yield `(rows, Q)` blocks with the count of each query in a resample of Q queries with replacement."""
     generator, size = np.random.default_rng(seed), max(1, BLOCK_NUMBERS // queries)
     for start in range(0, resamples, size):
         rows = min(size, resamples - start)

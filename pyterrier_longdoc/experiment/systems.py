@@ -15,14 +15,14 @@ import pyterrier as pt
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One fold of a cross-validation, as a factory `(seed, fold)` receives it.
+    """One fold of a cross-validation, passed to a factory `(seed, fold)`.
 
     Attributes:
-        index: of the fold, from 0.
-        test_topics: this fold's topics; the system is tested on them and must not see their judgements.
-        train_topics: all others.
-        validation_topics: those of the next fold, which are part of `train_topics`.
-        train_qrels: judgements of `train_topics`.
+        index: the index of the fold, from 0.
+        test_topics: the topics of this fold, for testing; the system must not see their judgements.
+        train_topics: all other topics.
+        validation_topics: the topics of the next fold; they are also in `train_topics`.
+        train_qrels: the judgements for `train_topics`.
     """
 
     index: int
@@ -35,9 +35,9 @@ class Fold:
         """Fit a pipeline on the other folds and return it.
 
         Args:
-            pipeline: anything with PyTerrier's `fit`: retriever, text loader and reranker. Its trainable stages must be
-                new, or copies: a stage that was fitted for another fold or seed would go on from there.
-            validation: keep the next fold out of training and hand it over as validation data.
+            pipeline: a pipeline with PyTerrier's `fit`: retriever, text loader and reranker. Its trainable stages must
+                be new or copies: a stage that was fitted for another fold or seed would continue training.
+            validation: use the next fold as validation data instead of training data.
         """
         topics, qrels = self.train_topics, self.train_qrels
         if not validation:
@@ -50,15 +50,15 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class RunPart:
-    """A run of a system with a seed, or its part on a fold's topics, to make or to read."""
+    """A run of a system with one seed, or the part of it for one fold."""
 
     system: str
     seed: int | None  # None for a system without seeds
     fold: Fold | None  # None for all topics
-    source: Any  # a pipeline, a run (frame or path), or a function that makes one of these and may train a model
+    source: Any  # a pipeline, a run (frame or path), or a function that returns one of these
 
     def make(self) -> Any:
-        """Return the pipeline or run that the source is or makes."""
+        """Return the pipeline or run, calling the source if it is a function."""
         is_made = isinstance(self.source, pt.Transformer | pd.DataFrame | str | Path)
         return self.source if is_made else self.source()
 
@@ -68,7 +68,7 @@ class RunPart:
 
 
 def named_systems(systems: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return the systems by name: of a dict its keys, of a list `names`, or their `str`, as in `pt.Experiment`."""
+    """Return the systems by name: the keys of a dict; for a list, `names` or their `str`, as in `pt.Experiment`."""
     by_name: dict[str, Any] = {}
     if isinstance(systems, Mapping) and names is None:
         by_name = {str(name): system for name, system in systems.items()}
@@ -76,20 +76,20 @@ def named_systems(systems: Any, names: Sequence[str] | None) -> dict[str, Any]:
         by_name = dict(zip(map(str, systems if names is None else names), systems, strict=True))
     if not by_name or len(by_name) < len(systems):
         raise ValueError(
-            f"systems must be a dict of at least one system by name, or a list with as many different names=, not "
+            f"systems must be a non-empty dict by name, or a non-empty list with distinct names=, not "
             f"{type(systems).__name__} with names={names}"
         )
     return by_name
 
 
 def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.DataFrame) -> list[Fold]:
-    """Return the folds, lists of qids, with their topics and judgements."""
+    """Return the folds for lists of qids, with their topics and judgements."""
     parts = [{str(qid) for qid in fold} for fold in folds]
     misplaced = [qid for qid in topics["qid"] if sum(qid in part for part in parts) != 1]
     if misplaced or len(parts) < 2:
         raise ValueError(
-            f"folds must be at least two lists of qids with every topic in exactly one of them, not {len(parts)} lists "
-            f"with {len(misplaced)} topics in none or several, e.g. {', '.join(map(repr, misplaced[:5]))}"
+            f"folds must be at least 2 lists of qids, with every topic in exactly one of them: there are {len(parts)} "
+            f"lists, and {len(misplaced)} topics are in none or several ({', '.join(map(repr, misplaced[:5]))})"
         )
     tests = [topics[topics["qid"].isin(part)] for part in parts]
     result = []
@@ -101,27 +101,27 @@ def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.D
 
 
 def runs_of_system(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[list[RunPart]]:
-    """Return the runs of one system, each as its parts: one, or one for each fold."""
+    """Return the runs of one system, each as a list of parts: one, or one per fold."""
     single = pt.Transformer | pd.DataFrame | str | Path
     if isinstance(system, single):
         return [[RunPart(name, None, None, system)]]
     if isinstance(system, list | tuple) and all(isinstance(member, single) for member in system):
         labels = list(range(len(system))) if seeds is None else list(seeds)
         if not system or len(labels) != len(system):
-            raise ValueError(f"{name!r} has {len(system)} runs, but there are {len(labels)} seeds: one run for each")
+            raise ValueError(f"{name!r} has {len(system)} runs, but seeds= has {len(labels)}: give one run per seed")
         return [[RunPart(name, seed, None, member)] for seed, member in zip(labels, system, strict=True)]
     if not callable(system):
-        kinds = "a pipeline, a run, a function of seed and fold, or a list of pipelines or of runs"
+        kinds = "a pipeline, a run, a function of seed and fold, or a list of pipelines or runs"
         raise ValueError(f"{name!r} must be {kinds}, not {str(system)[:80]}")
     keywords = system.keywords if isinstance(system, partial) else {}
     parameters = {name: p for name, p in inspect.signature(system).parameters.items() if name not in keywords}
     for argument, values in (("seed", seeds), ("fold", folds)):
         if argument in parameters and parameters[argument].default is inspect.Parameter.empty and not values:
-            raise ValueError(f"the factory of {name!r} takes a {argument}: give {argument}s=, e.g. seeds=[0, 1, 2]")
+            raise ValueError(f"the factory of {name!r} has the parameter {argument}: set {argument}s=")
     given = [argument for argument, values in (("seed", seeds), ("fold", folds)) if values]
     if given and parameters and not parameters.keys() & set(given):
-        takes = f"the factory of {name!r} takes {', '.join(parameters)}, but no {' or '.join(given)}"
-        raise ValueError(f"{takes}: rename a parameter, or give their values by functools.partial")
+        takes = f"the factory of {name!r} has the parameters {', '.join(parameters)}, but no {' or '.join(given)}"
+        raise ValueError(f"{takes}: rename a parameter, or bind the others with functools.partial")
     run_seeds: Sequence[int | None] = seeds if seeds and "seed" in parameters else [None]
     run_folds: Sequence[Fold | None] = folds if folds and "fold" in parameters else [None]
 

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 Results = Any
-"""`ExperimentResults`, which print themselves by this module."""
+"""`ExperimentResults`, which imports this module."""
 
 Decimals = int | Mapping[str, int] | None
-"""Of all measures, or by measure."""
+"""For all measures, or by measure."""
 
 DIGITS = 3
-"""Decimals in the papers' layout."""
+"""Default decimals in the papers' layout."""
 
 TEST_NAMES = {
     "t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test", "randomisation": "paired randomisation test",
@@ -34,7 +34,7 @@ MARKDOWN_SPECIAL: dict[str, str | int | None] = {character: f"\\{character}" for
 
 
 class Notation(NamedTuple):
-    """How a language writes the parts of a table."""
+    """The markup of a table in one language."""
 
     escape: Callable[[str], str]
     bold: str
@@ -48,12 +48,12 @@ HTML = Notation(html.escape, "<b>{}</b>", "<sup>{}</sup>")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaperTable:
-    """A table of systems by measures, for one or several test sets.
+    """A table of systems and measures for one or several test sets.
 
     Attributes:
-        results: by the name of the test set, which is empty if there is only one.
-        digits: decimals; None for those of the results' `round`, or 3.
-        average: add a column with the mean of each system's gains.
+        results: the results by name of the test set; the name is empty if there is only one.
+        digits: the number of decimals; None uses the `round` of the results, or 3.
+        average: add a column with the mean gain of each system.
     """
 
     results: Mapping[str, Results]
@@ -69,7 +69,7 @@ class PaperTable:
         return self.styled().to_html()
 
     def frame(self, notation: Notation = HTML) -> pd.DataFrame:
-        """Return the table's texts, a row for each system."""
+        """Return the cells of the table as text, one row per system."""
         gains: dict[str, list[float]] = {name: [] for results in self.results.values() for name in results.names}
         frame = pd.DataFrame(index=pd.Index([notation.escape(name) for name in gains], name="System"), dtype=object)
         for test_set, results in self.results.items():
@@ -89,14 +89,14 @@ class PaperTable:
         return frame
 
     def to_markdown(self) -> str:
-        """Return a Markdown table (GitHub's) and a line that explains it."""
+        """Return a table in GitHub's Markdown and a line that explains it."""
         frame = self.frame(MARKDOWN).reset_index()
         lines = [list(frame.columns), ["---"] + ["---:"] * (frame.shape[1] - 1), *frame.to_numpy().tolist()]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\n{self.note(MARKDOWN)}"
 
     def to_latex(self) -> str:
-        r"""Return a `tabular` with the rules of the package booktabs, and a paragraph that explains it."""
+        r"""Return a `tabular` with the rules of booktabs, and a paragraph that explains it."""
         frame = self.frame(LATEX).reset_index()
         columns = "l" + "r" * (frame.shape[1] - 1)
         return f"{frame.to_latex(index=False, escape=False, column_format=columns)}\n{self.note(LATEX)}"
@@ -111,7 +111,7 @@ class PaperTable:
 
     @property
     def _letters(self) -> dict[tuple[str, str | None], str]:
-        """The letters by kind and baseline; a partner that is also a baseline has the baseline's letter only."""
+        """The letters by kind and baseline; a common partner that is also a baseline has one letter."""
         statistics = next(iter(self.results.values())).statistics
         references = [(kind, baseline) for kind, baseline, _ in statistics.references([])]
         if len(self._partners) == 1 and self._partners <= set(statistics.baseline):
@@ -163,28 +163,30 @@ def _cell(mean: float | None, digits: int, best: float, marks: str, gain: float 
 def paper_table(
     results: Results | Mapping[str, Results], *, digits: int | None = None, average: bool | None = None
 ) -> PaperTable:
-    """Lay out results as Boytsov et al. 2025 do in their Tables 1 and 4.
+    """Lay out results as in Tables 1 and 4 of Boytsov et al. 2025.
 
-    Superscripts: the first letters stand for the partner, if there are partners, and for the baselines in their order.
-    If one baseline is everybody's partner, it has one letter, with the correction of the baseline.
+    The superscripts mark significant differences: the first letter stands for the partner, if there are partners, the
+    others for the baselines in order. If one baseline is the partner of all systems, it has one letter, with the
+    correction of the baseline.
 
     Args:
-        results: of one experiment, or of several by the name of the test set, side by side.
-        digits: decimals; None for those of the results' `round`, or 3.
-        average: add the systems' mean gain over all columns; None adds it if there are partners and several columns.
+        results: the results of one experiment, or of several by name of the test set, which are shown side by side.
+        digits: the number of decimals; None uses the `round` of the results, or 3.
+        average: add the mean gain over all columns; None adds it if there are partners and several columns.
 
     Returns:
         The table.
 
     Raises:
-        ValueError: if the experiments differ in baselines, test or correction: their letters would mislead.
+        ValueError: if the experiments differ in baselines, partners, test or correction, so that one legend would not
+            fit all of them.
     """
     sets = dict(results) if isinstance(results, Mapping) else {"": results}
     first = next(iter(sets.values())).statistics
     legends = [(s.baseline, bool(s.partner), s.test, s.correction) for s in (r.statistics for r in sets.values())]
     for name, legend in zip(sets, legends, strict=True):
         if legend != legends[0]:
-            raise ValueError(f"{name!r} differs from the other results in baselines, partners, test or correction")
+            raise ValueError(f"results {name!r} must have the baselines, partners, test and correction of the first")
     if average is None:
         average = bool(first.partner) and sum(len(columns.measures) for columns in sets.values()) > 1
     return PaperTable(sets, digits, average)
@@ -193,7 +195,7 @@ def paper_table(
 def _marks_and_gains(
     results: Results, letters: Mapping[tuple[str, str | None], str]
 ) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
-    """Return by system and measure the letters of significant differences, and the gain over the first reference."""
+    """Return the letters of significant differences and the gain over the first reference, by system and measure."""
     first = next(((kind, baseline) for kind, baseline, _ in results.statistics.references(results.names)), None)
     marks: dict[tuple[str, str], str] = {}
     gains: dict[tuple[str, str], float] = {}

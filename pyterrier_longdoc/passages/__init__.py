@@ -1,4 +1,4 @@
-"""Passages of documents: cut from them, chosen for a query, and handed on to a reader or a language model."""
+"""Splitting documents into passages and selecting evidence for a reader or a language model."""
 
 from .evidence import Evidence
 from .passages import Passages

@@ -1,6 +1,6 @@
-"""What a ranking hands on to a reader: the documents' best windows, within one budget of tokens for a query."""
+"""Select the best windows of the ranked documents, within a token budget per query."""
 
-# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+# No `from __future__ import annotations`: annotations must also be evaluable in the modules of subclasses.
 
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
@@ -22,36 +22,36 @@ from ..modelling.words import Words
 from .excerpts import MARK, Budget, ChosenPassages
 
 WINDOWS = ("window_scores", "window_spans")
-"""The columns with the windows of each document."""
+"""The columns that describe the windows of each document."""
 
 
 @dataclass(eq=False, repr=False)
 class Evidence(NotebookMixin, pt.Transformer):
-    """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
+    """Replaces each text by its best windows, within a token budget shared by all documents of a query.
 
-    Reads results of any reranker of this package with `explain=True`. The windows of all documents of a query are taken
-    from the best to the worst, equal ones in the order of ranks. One that is too large for what is left is skipped;
-    smaller ones behind it may still fit. Text that windows share is handed on, and counted, once.
+    The input is the output of a reranker of this package with `explain=True`. All windows of a query's documents are
+    ranked by score (ties by document rank) and added while they fit. A window that exceeds the remaining budget is
+    skipped; smaller ones after it can still be added. Text shared by overlapping windows is included and counted once.
 
-    Returns the same rows, order, index, scores and ranks. The text is the document's windows in its order, with `[...]`
-    between them where text was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
-    (characters `(start, end)` of the parts in the document's text) and `evidence_tokens` (of the new text);
-    `window_field` is empty, as windows are those of the old text.
+    Rows, order, index, scores and ranks stay the same. The new text holds the document's selected windows in document
+    order, with `[...]` where text between them was left out; it is empty if no window was selected. New columns:
+    `evidence_spans` (characters `(start, end)` of the parts in the document's text) and `evidence_tokens` (the length
+    of the new text). `window_field` becomes empty, because the windows refer to the old text.
 
     Args:
-        tokens: of all texts of a query together, `[...]` and titles included. 2,000 are about three pages.
-        document_weight: a window is worth its `window_scores` and this times its document's `score`: what stands in a
-            good document is more likely the answer. 0 for windows alone, large values for one document after the other.
-            1 was best, or nearly, on dev questions of two collections (`tests/benchmarks/bench_handed_on.py`).
-        at_least: give each document, in the order of ranks, its best windows until it has so many tokens, before the
-            rest is spent. A warning counts documents that have fewer.
-        at_most: tokens of one document; None for no limit.
-        tokenizer: counts tokens, for instance as the language model does that reads the text: a Hugging Face tokenizer
-            or its name, a tiktoken encoding or a function. None for the reranker's, which the column
-            `window_tokenizer` names; words for a served model without one.
-        text_field: what the reranker reads. The new text is in the column that is cut into windows, or in `text` where
-            several are.
-        repeat: the columns that are read with each window, as for the reranker: each is a line before the evidence.
+        tokens: the token budget for all texts of a query, including `[...]` and titles. 2,000 are about three pages.
+        document_weight: windows are ranked by their `window_scores` plus this weight times the `score` of their
+            document. 0 ignores document scores; a large value uses up one document after another. 1 was best or nearly
+            best on the dev questions of two collections (`tests/benchmarks/bench_handed_on.py`).
+        at_least: before anything else is added, give each document (by rank) its best windows until it has this many
+            tokens. A warning is issued if documents have fewer.
+        at_most: the maximum number of tokens of a document; None for no limit.
+        tokenizer: counts the tokens, ideally as the language model that reads the text does: a Hugging Face tokenizer
+            or its name, a tiktoken encoding or a function. None uses the reranker's tokenizer, named in the column
+            `window_tokenizer`, or counts words for a served model without one.
+        text_field: the `text_field` of the reranker. The new text replaces the column that was cut into windows, or
+            goes into `text` if there were several.
+        repeat: the `repeat` of the reranker: each of these columns becomes a line before the evidence.
 
     Example:
         `bm25 >> ld.MaxP(explain=True) >> ld.Evidence(tokens=2000)`.
@@ -77,9 +77,8 @@ class Evidence(NotebookMixin, pt.Transformer):
         """Return a new frame with the evidence as text.
 
         Raises:
-            pt.validate.InputValidationError: if a column is missing; the message says where windows come from.
-            ValueError: if a row has no windows, or they are those of another text, or if nothing says whose tokens to
-                count.
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: if a row has no windows or those of another text, or if the tokenizer is unknown.
         """
         self._check(inp)
         documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
@@ -109,9 +108,9 @@ class Evidence(NotebookMixin, pt.Transformer):
         except pt.validate.InputValidationError as error:
             fields = frames.field_names(self.text_field)
             absent = [name for name in ("qid", "query", "docno", "score", *WINDOWS, *fields) if name not in inp]
-            advice = "put dataset.text_loader() before the reranker, in place of its text_loader="
+            advice = "put dataset.text_loader() before the reranker instead of using its text_loader="
             if absent[0] in WINDOWS:
-                advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
+                advice = "set explain=True in the reranker, or wrap another reranker in ld.MaxP(ld.PairScorer(...))"
             if absent[0] in (*WINDOWS, *fields):
                 error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
             raise
@@ -122,13 +121,13 @@ class Evidence(NotebookMixin, pt.Transformer):
             return token_counter(self.tokenizer)
         names = set(inp["window_tokenizer"].dropna()) if "window_tokenizer" in inp else set()
         if len(names) != 1:
-            found = f"the column window_tokenizer names {len(names)} tokenizers"
-            raise ValueError(f"Evidence: {found}: give tokenizer=, the name of the reranker's backbone for instance")
+            found = f"the column window_tokenizer names {len(names)} tokenizers instead of 1"
+            raise ValueError(f"Evidence: {found}: set tokenizer=, e.g. to the name of the reranker's backbone")
         return token_counter(names.pop() or Words())
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, tuple[list[int], int]]:
-        """Return windows and tokens of each row of a query, whose rows are in the order of ranks."""
-        # A counter may add special tokens to each text.
+        """Return the windows and tokens selected for each row of a query; rows are ordered by rank."""
+        # The counter may add special tokens to each text.
         none, mark = count(["", MARK])
         title = cache(lambda row: count([sources[row].document.repeated])[0] - none)
         part = cache(lambda row, start, end: count([sources[row].document.text[start:end]])[0] - none)
@@ -142,7 +141,8 @@ class Evidence(NotebookMixin, pt.Transformer):
             text = sources[row].text(numbers)
             return count([text])[0] if text else 0
 
-        # Counting the growing text for each window takes the square of its length: only if it has more than its parts.
+        # Counting the whole text again for each window takes quadratic time, so it is done only if the sum of the parts
+        # underestimates its tokens.
         for costs in ((parts_cost,), (parts_cost, cost)):
             budget = Budget(self.tokens, *costs, at_most=self.at_most)
             self._fill(budget, sources)
@@ -158,16 +158,16 @@ class Evidence(NotebookMixin, pt.Transformer):
                 if budget.spent[row] < self.at_least:
                     budget.take(row, number)
         windows = [(worth, row, i) for row, source in sources.items() for i, worth in enumerate(source.worth)]
-        for _, row, number in sorted(windows, key=lambda window: -window[0]):  # among equals the order of ranks
+        for _, row, number in sorted(windows, key=lambda window: -window[0]):  # ties: by rank
             if budget.left > 0:
                 budget.take(row, number)
 
     def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
-        """Warn of queries that get nothing, and of documents with less than they were promised."""
+        """Warn about queries without any evidence and documents with fewer than `at_least` tokens."""
         given = pd.Series(tokens[texts]).groupby(qids.to_numpy()[texts], dropna=False).sum()
         problems = {
-            "some queries get no text, as none of their windows fits": (given == 0).any(),
-            f"some documents have less than at_least={self.at_least}": (tokens[texts] < self.at_least).any(),
+            "some queries get no text, because none of their windows fits": (given == 0).any(),
+            f"some documents have fewer tokens than at_least={self.at_least}": (tokens[texts] < self.at_least).any(),
         }
         for problem in (problem for problem, occurs in problems.items() if occurs):
             warn(f"Evidence: {problem} (tokens={self.tokens}, at_most={self.at_most}).", TruncationWarning)
@@ -183,20 +183,17 @@ class _Source:
 
     @classmethod
     def of(cls, document: Document, docno: Any, scores: Any, spans: Any, gain: float) -> "_Source":
-        # A union of results has rows without windows.
+        # The union of two results has rows without windows.
         windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
         worth = np.asarray(scores if windows else [], dtype="float64") + gain
         if not windows or max(end for _, end in windows) > len(document):
-            problem, advice = "end after its text: give text_field= and repeat= as", ""
+            problem = "end after its text: use the reranker's text_field= and repeat="
             if not windows:
-                problem, advice = (
-                    "are missing: all rows need",
-                    ", which of a + b only the rows of a have: rerank after it",
-                )
-            raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True{advice}")
+                problem = "are missing: rerank all rows with explain=True (in a + b, only the rows of a have windows)"
+            raise ValueError(f"Evidence: windows of {docno!r} {problem}")
         if len(worth) != len(windows) or not np.isfinite(worth).all():
             raise ValueError(
-                f"Evidence: the {len(windows)} windows of {docno!r} need a finite score each, not {scores}"
+                f"Evidence: each of the {len(windows)} windows of {docno!r} must have a finite score, not {scores}"
             )
         best = np.argsort(-worth, kind="stable").tolist()
         return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), worth.tolist())

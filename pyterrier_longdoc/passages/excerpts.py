@@ -1,4 +1,4 @@
-"""Excerpts of long documents: the best passages for a query, within a budget of tokens."""
+"""Excerpts of long documents: the best passages for a query, within a token budget."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import Windows
 
 MARK = "[...]"
-"""Stands where text was left out."""
+"""Marks text that was left out."""
 
 PASSAGE_PAIRS = 256
-"""Pairs of query and document whose passages are scored at a time: enough to fill a model's batches."""
+"""Query-document pairs whose passages are scored together: enough to fill a model's batches."""
 
 
 @dataclass(frozen=True)
 class ChosenPassages:
-    """Passages of a document, ordered by what they are worth for a query."""
+    """Passages of a document, ranked for a query."""
 
     text: str  # of the document
     spans: list[Span]  # characters `(start, end)` of the passages, in document order
-    best: list[int]  # their numbers, the best first
-    is_complete: bool  # whether these are all passages of the document
+    best: list[int]  # their indices in `spans`, best first
+    is_complete: bool  # whether they are all passages of the document
 
     def pieces(self, numbers: Collection[int]) -> list[Span]:
-        """Return the characters of passages in document order, as one where nothing visible is between them."""
+        """Return the spans of passages in document order; passages with no visible text between them are merged."""
         joined: list[Span] = []
         for start, end in sorted(self.spans[number] for number in numbers):
             if joined and not is_visible(self.text[joined[-1][1] : start]):  # windows may overlap
@@ -40,7 +40,10 @@ class ChosenPassages:
         return joined
 
     def excerpt(self, numbers: Collection[int], *, ends: bool = True) -> str:
-        """Return passages in order, with marks where text (its `ends`, too) was left out; the text for all passages."""
+        """Return the text of passages in document order, with marks for omitted text (with `ends`, also at the ends).
+
+        If all passages are given, this is the document's text.
+        """
         if self.is_complete and len(numbers) == len(self.spans):
             return self.text
         parts, end, length = [], 0, len(self.text)
@@ -52,7 +55,7 @@ class ChosenPassages:
         return " ".join(part for part in parts if part)
 
     def best_within(self, limit: int, count: Callable[[str], int]) -> list[int]:
-        """Return the best passages of at most `limit` tokens together, marks included; perhaps none."""
+        """Return the best passages that together have at most `limit` tokens, including marks; possibly none."""
         if count(self.excerpt(self.best)) <= limit:
             return self.best
         budget = Budget(limit, lambda _, numbers: count(self.excerpt(numbers)))
@@ -62,9 +65,10 @@ class ChosenPassages:
 
 
 class Budget:
-    """Tokens that are spent on passages of documents; `costs` say what some passages of a document take.
+    """A token budget for passages of documents.
 
-    The last one counts. Those before it are cheap ones, which spare it passages that do not fit.
+    Each of `costs` returns the tokens of a document's passages. The last one is exact; those before it are cheaper
+    lower bounds that rule out passages early.
     """
 
     def __init__(self, limit: int, *costs: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
@@ -73,7 +77,7 @@ class Budget:
         self.spent: Counter[int] = Counter()
 
     def take(self, document: int, number: int) -> None:
-        """Spend tokens on a passage if it fits, and is not taken already."""
+        """Add a passage if it fits and has not been added yet."""
         if number in self.taken[document]:
             return
         passages, room = [*self.taken[document], number], min(self._at_most, self.left + self.spent[document])
@@ -95,7 +99,7 @@ def best_passages(
     *,
     on_pairs: Callable[[int], object] = lambda number: None,
 ) -> dict[tuple[str, str], ChosenPassages]:
-    """Return the selector's `k` best windows of each document for its query; `on_pairs` gets numbers of done pairs."""
+    """Return the selector's `k` best windows for each query-document pair; `on_pairs` is told how many are done."""
     passages: dict[tuple[str, str], ChosenPassages] = {}
     for start in range(0, len(pairs), PASSAGE_PAIRS):
         block = pairs[start : start + PASSAGE_PAIRS]

@@ -1,6 +1,6 @@
-"""Documents as passages, for passage indexes and passage rerankers, with nothing lost."""
+"""Split documents into passages for passage indexes and passage rerankers, without losing text."""
 
-# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+# No `from __future__ import annotations`: annotations must also be evaluable in the modules of subclasses.
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -18,21 +18,23 @@ from ..modelling.windows import SlidingWindows, Windows
 
 @dataclass(eq=False, repr=False)
 class Passages(NotebookMixin, pt.Transformer):
-    """Makes each document's windows rows of their own: `d1%p0`, `d1%p1`, ..., as PyTerrier names passages.
+    """Splits each document into passages, one per row, named as in PyTerrier: `d1%p0`, `d1%p1`, ...
 
-    It reads documents to be indexed (`docno` and the text), or results to be reranked (`qid`, too), and keeps the other
-    columns; `pt.text.max_passage()` and its relatives make documents of passages again. The new column `passage_span`
-    has the characters `(start, end)` of a passage in its document.
+    The input is documents for indexing (`docno` and the text) or results for reranking (also with `qid`). Other columns
+    are kept. `pt.text.max_passage()` and similar transformers aggregate passages to documents again. The new column
+    `passage_span` holds the characters `(start, end)` of a passage in its document.
 
-    Unless `max_windows` of the windows leaves some out, every character is in a passage: what is between two windows is
-    at the end of the first, so that disjoint passages joined are the text. A document without text is an empty passage.
+    Unless the `max_windows` of the windows leaves some out, every character is in a passage: text between two windows
+    belongs to the first one, so joining disjoint passages restores the text. An empty document becomes one empty
+    passage.
 
     Args:
-        windows: how documents are cut. Default: 150 tokens that begin every 75, as `pt.text.sliding()` has words.
-        tokenizer: whose tokens: a fast Hugging Face tokenizer, or its name. None: words and punctuation marks.
-        text_field: the column with the text, or a tuple of columns that are joined by a space. The passage is in this
-            column, or in `text` where several are cut.
-        repeat: columns of `text_field`, such as the title, that are put before each passage, each as a line.
+        windows: how documents are split. Default: windows of 150 tokens with a stride of 75, the numbers of words in
+            `pt.text.sliding()`.
+        tokenizer: a fast Hugging Face tokenizer or its name. None splits into words and punctuation marks.
+        text_field: the column with the text, or a tuple of columns, joined by a space. The passage replaces the text in
+            this column, or goes into `text` if several columns are split.
+        repeat: columns of `text_field`, e.g. the title, that are put before each passage, one per line.
 
     Example:
         `ld.Passages(ld.SentenceWindows(max_tokens=100), text_field=("title", "text"), repeat="title") >> indexer`.
@@ -50,11 +52,11 @@ class Passages(NotebookMixin, pt.Transformer):
         self.tokenizer = full_name(self.tokenizer)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a row for each passage, in the order of documents and passages, with a new index.
+        """Return one row per passage, in the order of documents and passages, with a new index.
 
         Raises:
             pt.validate.InputValidationError: if a column is missing.
-            ValueError: for a docno with `%p`, of which PyTerrier could make no document again.
+            ValueError: if a docno contains `%p`, because PyTerrier could not restore it from the passages.
         """
         with pt.validate.any(inp, context=self) as v:
             v.result_frame(field_names(self.text_field))
@@ -62,7 +64,7 @@ class Passages(NotebookMixin, pt.Transformer):
         docnos = inp["docno"].astype(object).tolist()
         if clash := [docno for docno in docnos if pd.isna(docno) or "%p" in str(docno)]:
             raise ValueError(
-                f"Passages: docno {clash[0]!r} must be a name without '%p', which names passages: rename it"
+                f"Passages: docno {clash[0]!r} must be a name without '%p', which marks passages: rename it"
             )
         documents = documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
         passages = [(row, i, *each) for row, text in enumerate(documents) for i, each in enumerate(self._cut(text))]
@@ -71,11 +73,11 @@ class Passages(NotebookMixin, pt.Transformer):
         names = [f"{docnos[row]}%p{number}" for row, number in zip(rows, numbers, strict=True)]
         out = inp.iloc[rows].reset_index(drop=True)
         out = out.assign(docno=pd.Series(names, dtype=object), passage_span=pd.Series(spans, dtype=object))
-        windows = {"window_field": ""} if "window_scores" in out else {}  # which are the document's
+        windows = {"window_field": ""} if "window_scores" in out else {}  # the windows are the document's
         return out.assign(**{"text" if others else column: pd.Series(texts, dtype=object)}, **windows)
 
     def _cut(self, document: Text) -> list[tuple[str, Span]]:
-        """Return the text and the characters of each passage."""
+        """Return the text and the span of each passage."""
         source = as_document(document)
         tokens = tokenized(self.tokenizer, source.text)
         starts = [*(tokens.characters((i, i + 1))[0] for i in range(len(tokens))), len(source)]

@@ -27,7 +27,7 @@ def trained(cross_encoder):
     return model.fit(CANDIDATES[CANDIDATES["qid"] != "q0"], QRELS[QRELS["qid"] != "q0"])
 
 
-def test_queries_that_a_model_was_trained_on_are_listed(trained):
+def test_queries_seen_in_training_are_listed(trained):
     systems = {"first": pt.Transformer.from_df(CANDIDATES), "trained": pt.Transformer.from_df(CANDIDATES) >> trained}
     with pytest.warns(ExperimentWarning):
         results = ld.Experiment(systems, TOPICS, QRELS, ["RR"])
@@ -37,7 +37,7 @@ def test_queries_that_a_model_was_trained_on_are_listed(trained):
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
-def test_other_queries_are_not_listed(trained):
+def test_queries_not_seen_in_training_are_not_listed(trained):
     systems = {"trained": pt.Transformer.from_df(CANDIDATES) >> trained}
     results = ld.Experiment(systems, TOPICS[TOPICS["qid"] == "q0"], QRELS, ["RR"])
     assert "seen in training" not in set(results.checks["check"])

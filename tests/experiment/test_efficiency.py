@@ -50,7 +50,7 @@ class Stage(pt.Transformer):
         return pt.model.add_ranks(inp)
 
 
-def test_costs_are_those_of_the_reranker_after_warming_up(clock):
+def test_costs_are_measured_for_the_reranker_after_a_warm_up(clock):
     first, fast, slow = FIRST >> Stage(clock, 0.001), Stage(clock, 0.002, 5), Stage(clock, 0.006, 20)
     systems = {"FirstP": first >> fast, "MaxP": first >> slow, "run": synthetic.run(TOPICS, 0.0, 3)}
     (cache := EmbeddingCache()).put("of an earlier run", np.ones(3))
@@ -67,7 +67,7 @@ def test_costs_are_those_of_the_reranker_after_warming_up(clock):
 
 
 @pytest.mark.usefixtures("tests_are_installed")
-def test_costs_stay_with_the_runs(clock, tmp_path):
+def test_costs_are_saved_with_the_runs(clock, tmp_path):
     stage = Stage(clock, 0.001)
 
     def experiment(**options):
@@ -95,7 +95,7 @@ def test_real_rerankers_report_what_they_read(cross_encoder):
     assert table.loc["MaxP", "share read"] == 1.0
 
 
-def test_peaks_of_gpu_memory_are_those_of_the_reranker(monkeypatch):
+def test_peak_gpu_memory_is_measured_for_the_reranker(monkeypatch):
     said = []
     cuda = SimpleNamespace(
         is_available=lambda: True,
@@ -120,7 +120,7 @@ def with_costs(slow_downs: dict[str, float], **systems: pd.DataFrame) -> Experim
     return replace(results, efficiency=pd.DataFrame({"name": slow_downs.keys(), "slow-down": slow_downs.values()}))
 
 
-def test_gains_over_slow_downs():
+def test_gains_are_plotted_against_slow_downs():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     systems = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
     results = Experiment(systems, TOPICS, QRELS, ["nDCG@5", "AP"], partner={"a": "b"})
@@ -134,15 +134,15 @@ def test_gains_over_slow_downs():
     assert points.get_offsets().tolist() == [[2.5, pytest.approx(100 * results.comparisons["gain"].mean())], [1.0, 0.0]]
 
 
-def test_what_is_not_drawn_is_named():
+def test_systems_that_are_not_drawn_are_named():
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
     assert plot_efficiency(with_costs({"a": 2.0}, **runs), ax=axes) is axes
-    assert axes.get_xlabel().endswith("\nnot drawn, as time or gain is unknown: other")
+    assert axes.get_xlabel().endswith("\nnot drawn, because time or gain is unknown: other")
     assert [text.get_text() for text in axes.texts] == ["base", "a"]
 
 
-def test_a_system_without_partner_is_drawn_with_the_others():
+def test_a_system_without_partner_makes_the_plot_show_means():
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
     results = with_costs({}, **runs).retest(partner={"a": "base"})
@@ -152,14 +152,14 @@ def test_a_system_without_partner_is_drawn_with_the_others():
     assert {text.get_text() for text in axes.texts} == {"base", "a", "other"}
 
 
-def test_without_partners_all_systems_are_drawn_by_what_they_are_worth():
+def test_without_partners_means_are_plotted_against_time():
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     runs = {f"system {i}": synthetic.run(TOPICS, 1 - i / 10, i) for i in range(9)}
     results = Experiment(runs, TOPICS, QRELS, ["nDCG@5", "AP"])
     costs = pd.DataFrame({"name": list(runs)[:-1], "ms/query": range(1, 9)})
     plot_efficiency(replace(results, efficiency=costs), ax=axes)
     assert (axes.get_ylabel(), len(axes.texts)) == ("mean nDCG@5", 8)
-    assert axes.get_xlabel() == "milliseconds per query\nnot drawn, as time or gain is unknown: system 8"
+    assert axes.get_xlabel() == "milliseconds per query\nnot drawn, because time or gain is unknown: system 8"
     [points] = axes.collections
     expected = [[i + 1, results.means.loc[f"system {i}"].iloc[0]] for i in range(8)]
     assert points.get_offsets().tolist() == expected

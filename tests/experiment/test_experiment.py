@@ -66,7 +66,7 @@ def doubtful():
     ],
     ids=lambda options: ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items()),
 )
-def test_ties_missing_queries_and_equal_systems(doubtful, options):
+def test_ties_missing_queries_and_equal_systems_are_as_in_pyterrier(doubtful, options):
     results = assert_same(
         doubtful, TOPICS, QRELS, METRICS if not options else ["num_rel", "map"], baseline=0, **options
     )
@@ -80,7 +80,7 @@ def test_ties_missing_queries_and_equal_systems(doubtful, options):
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
 
 
-def test_unjudged_topics_and_unasked_judgements(doubtful):
+def test_unjudged_topics_and_judgements_of_other_topics_are_as_in_pyterrier(doubtful):
     for topics, qrels in ((TOPICS, QRELS.head(60)), (TOPICS.head(20), QRELS)):
         for options in ({}, {"filter_by_topics": False}, {"filter_by_qrels": True}):
             assert_same(doubtful, topics, qrels, ["num_ret", "map"], baseline="missing", **options)
@@ -94,11 +94,11 @@ def test_names_of_measures_are_understood_like_the_measures():
 
 
 @pytest.mark.parametrize("metrics", [[AP, "map"], ["map", AP], ["ndcg_cut_10", nDCG @ 10], [nDCG @ 10, "ndcg_cut_10"]])
-def test_a_measure_under_two_names_is_named_as_by_pyterrier(metrics):
+def test_a_measure_given_under_two_names_is_named_as_in_pyterrier(metrics):
     assert_same({"a": synthetic.run(TOPICS, 1.0, 1)}, TOPICS, QRELS, metrics, baseline=None)
 
 
-def test_values_by_query_lack_only_the_rows_of_pyterrier_without_a_value():
+def test_perquery_leaves_out_the_nan_rows_of_pyterrier():
     systems, judged = {"run": synthetic.run(TOPICS, 1.0, 1)}, QRELS[QRELS["qid"] != "q3"]
     expected = pt.Experiment(systems, TOPICS, judged, METRICS, perquery=True)
     assert expected["qid"][expected["value"].isna()].unique().tolist() == ["q3"]
@@ -121,7 +121,7 @@ def test_labels_and_qids_may_be_of_any_type():
 
 
 @pytest.mark.parametrize("label", [0.5, float("nan")])
-def test_labels_that_are_no_whole_numbers_are_named(label):
+def test_labels_that_are_not_whole_numbers_are_refused(label):
     qrels = QRELS.astype({"label": object})
     qrels.loc[3, "label"] = label
     with pytest.raises(ValueError, match=f"label.* {label!r} in row 3"):
@@ -141,7 +141,7 @@ def test_values_are_averaged_over_seeds_before_the_test():
     assert len(results.perquery) == 2 * 30 * 2
 
 
-def test_first_stages_are_shared_and_nothing_given_is_changed():
+def test_shared_first_stages_run_once_and_inputs_are_unchanged():
     calls, run, before = [], synthetic.run(TOPICS, 1.0, 0), TOPICS.copy()
     first = pt.apply.generic(lambda topics: calls.append(len(topics)) or run.merge(topics), transform_outputs=list)
     damage = pt.apply.generic(lambda frame: frame.__setitem__("score", 1.0) or frame)
@@ -164,7 +164,7 @@ class FirstStage(pt.Transformer):
         return pt.model.add_ranks(inp[["qid", "query"]].merge(self.run, on="qid")).query("rank < @self.depth")
 
 
-def test_a_function_may_change_a_first_stage_that_others_share():
+def test_a_factory_can_change_a_shared_first_stage():
     first = FirstStage(synthetic.run(TOPICS, 1.0, 0), 3)
     models = {depth: pt.apply.doc_score(lambda row: row["score"]) for depth in (3, 6)}
 
@@ -190,7 +190,7 @@ def found(*args, **kwargs):
     return dict(str(warning.message).split(": ", 1) for warning in own), checks
 
 
-def test_everything_doubtful_is_named():
+def test_all_failed_checks_are_listed_and_warned_about():
     good, other = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 0.5, 1)
     warned, checks = found({"a": good, "b": other}, TOPICS, QRELS, METRICS, baseline=["a"])
     assert warned == {}
@@ -225,7 +225,7 @@ def test_everything_doubtful_is_named():
         ("equal systems", "twin"): 30,
         ("equal systems", "twice"): 30,
     }
-    assert warned["equal seeds"] == "1 of 3 seeds of repeated have the values of another one"
+    assert warned["equal seeds"].startswith("1 of 3 seeds of repeated")
     assert warned["different candidates"].startswith("missing and good rank different documents in 2 of 30 queries")
     assert warned["NaN or infinite scores"] == "NaN or infinite scores in 2 of 30 queries of nan"
 
@@ -246,7 +246,7 @@ def test_queries_without_a_relevant_candidate_are_counted():
     ]
 
 
-def test_few_queries_are_named():
+def test_too_few_queries_cause_a_warning():
     systems, few = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}, TOPICS.head(5)
     warned, _ = found(systems, few, QRELS, METRICS, baseline=["a"], test="wilcoxon")
     assert "5 queries; comparisons need at least 25" in warned["too few queries"]
@@ -263,17 +263,17 @@ BAD = [
     ({"systems": RUN}, "systems"),
     ({"systems": {"a": lambda seed: None}}, "seeds="),
     ({"systems": {"a": lambda seed, fold: None}, "seeds": [0]}, "folds="),
-    ({"systems": {"a": [RUN]}, "seeds": [0, 1]}, "2 seeds"),
+    ({"systems": {"a": [RUN]}, "seeds": [0, 1]}, "seeds="),
     ({"systems": {"a": [lambda: RUN]}}, "'a' must be a pipeline"),
-    ({"systems": {"a": lambda run=RUN: run}, "seeds": [0, 1]}, "takes run, but no seed"),
-    ({"systems": {"a": lambda fold=None, state=1: RUN}, "seeds": [0, 1]}, "takes fold, state, but no seed"),
-    ({"systems": {"a": lambda **options: RUN}, "folds": FOLDS}, "takes options, but no fold"),
+    ({"systems": {"a": lambda run=RUN: run}, "seeds": [0, 1]}, "run, but no seed"),
+    ({"systems": {"a": lambda fold=None, state=1: RUN}, "seeds": [0, 1]}, "fold, state, but no seed"),
+    ({"systems": {"a": lambda **options: RUN}, "folds": FOLDS}, "options, but no fold"),
     ({"systems": {"a": lambda seed: 3}, "seeds": [0]}, "returned a int"),
     ({"systems": {"a": RUN.drop(columns="score")}}, "score"),
     ({"systems": {"a": RUN.head(0)}}, "no document"),
     ({"seeds": [0.5, 1]}, "seeds"),
-    ({"baseline": ["c"]}, "'c' is a baseline"),
-    ({"baseline": [2]}, "'2' is a baseline"),
+    ({"baseline": ["c"]}, "baseline or partner 'c'"),
+    ({"baseline": [2]}, "baseline or partner '2'"),
     ({"correction": "x", "baseline": [0]}, "correction='x'"),
     ({"test": "x"}, "test='x'"),
     ({"correction": "holm"}, "correction='holm'"),
@@ -287,7 +287,7 @@ BAD = [
     ({"folds": [TOPICS["qid"].tolist()]}, "folds"),
     ({"folds": [*FOLDS, FOLDS[0]]}, "folds"),
     ({"metrics": ["ndcg@ten"]}, "ndcg@ten"),
-    ({"metrics": ["AP", "mrt"]}, "'mrt' is no measure here: give efficiency=True"),
+    ({"metrics": ["AP", "mrt"]}, "efficiency=True"),
     ({"qrels": QRELS.drop(columns="label")}, "label"),
     ({"qrels": "qrels.txt"}, "qrels"),
     ({"qrels": QRELS.assign(qid="x")}, "qid"),
@@ -298,7 +298,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("changes", "word"), BAD, ids=lambda value: value if isinstance(value, str) else "")
-def test_errors_name_what_is_wrong(changes, word):
+def test_errors_name_the_wrong_argument(changes, word):
     names = {} if "systems" in changes else {"names": ["a", "b"]}
     given = {"systems": [RUN, OTHER], "topics": TOPICS, "qrels": QRELS, "metrics": ["AP"], **names, **changes}
     with pytest.raises(ValueError, match=re.escape(word)):

@@ -48,7 +48,7 @@ def results(systems, folder):
     return ld.Experiment(systems, TOPICS, QRELS, ["nDCG@10", "RR"], baseline="first", save_dir=folder)
 
 
-def test_values_and_differences(results):
+def test_a_query_has_values_and_differences_from_the_baseline(results):
     told = results.why("q1")
     perquery = results.perquery.query("qid == 'q1'").pivot(index="name", columns="measure", values="value")
     for measure in ("nDCG@10", "RR"):
@@ -64,7 +64,7 @@ def test_values_and_differences(results):
     assert results.why("q0").differences() == ["nDCG@10: 0.000 for every system", "RR: 0.000 for every system"]
 
 
-def test_ranks_of_the_relevant_documents(results, systems):
+def test_a_query_has_the_ranks_of_its_relevant_documents(results, systems):
     told = results.why("q1")
     assert told.relevant["docno"].tolist() == ["d1", "d3"]  # the higher label first
     assert told.relevant["label"].tolist() == [2, 1]
@@ -75,7 +75,7 @@ def test_ranks_of_the_relevant_documents(results, systems):
     assert pd.isna(results.why("1").relevant.set_index("docno").loc["d9", "MaxP"])  # not among the candidates
 
 
-def test_a_query_that_a_run_lacks_has_no_ranks():
+def test_a_query_missing_from_a_run_has_no_ranks():
     found = with_ranks(pd.DataFrame({"qid": ["2"], "docno": ["d1"]}), {"1": (np.array(["d1"]), np.ones(1))})
     assert found[["rank", "tied"]].isna().all(axis=None)
 
@@ -95,7 +95,7 @@ def test_ranks_are_those_of_trec_eval_where_scores_are_tied(seed):
         assert metric.value == pytest.approx(1 / (rank + 1))
 
 
-def test_windows_are_those_of_explain(results, systems):
+def test_best_windows_are_those_of_explain_true(results, systems):
     told = results.why("q1", systems, top=1)
     for name in ("MaxP", "PARADE"):
         [_, model] = systems[name]
@@ -116,12 +116,12 @@ def test_windows_are_those_of_explain(results, systems):
             )
     assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
     assert all(part in repr(told) for part in (*told.differences(), "best windows", *told.notes))
-    assert "first: no windows, as it has no reranker with explain" in told.notes
-    assert "run: no windows, as it is a DataFrame, not a pipeline" in told.notes
+    assert "first: no windows, because it has no reranker with explain" in told.notes
+    assert "run: no windows, because it is a DataFrame, not a pipeline" in told.notes
     assert not [note for note in told.notes if "differently" in note]
 
 
-def test_systems_are_left_as_they_were(results, systems, tmp_path):
+def test_explaining_a_query_does_not_change_the_systems(results, systems, tmp_path):
     model = make("MaxP", score_cache=tmp_path / "scores.sqlite", max_windows=1)
     results.why("1", {"MaxP": FIRST >> model})
     assert (model.coverage, model.explain, model.warned) == (None, False, set())
@@ -135,7 +135,7 @@ def test_another_system_of_the_same_name_is_noted(results):
     assert any(note.startswith("MaxP ranks the relevant documents differently now") for note in notes)
 
 
-def test_results_from_a_folder_tell_the_same(results, systems, folder):
+def test_loaded_results_explain_a_query_in_the_same_way(results, systems, folder):
     loaded = ExperimentResults.load(folder)
     for qid in results.qids:
         for given in (None, systems):
@@ -147,24 +147,24 @@ def test_results_from_a_folder_tell_the_same(results, systems, folder):
     assert loaded.retest(baseline="MaxP").subset(["q1"]).why("q1").relevant.equals(loaded.why("q1").relevant)
 
 
-def test_what_cannot_be_told_is_said(results):
+def test_notes_say_which_information_is_missing(results):
     assert results.why("q0").notes[0] == "no document is judged relevant for this query"
     assert results.why("q1").windows.empty
-    assert any("pass the pipelines, why('q1'," in note for note in results.why("q1").notes)
+    assert any("why('q1'," in note for note in results.why("q1").notes)
     by_hand = ExperimentResults({"a": np.ones((1, 1, 1))}, {"a": [None]}, ["7"], ["AP"], Statistics())
     told = by_hand.why(7)
     assert told.values["AP"].tolist() == [1.0]
     assert told.notes == ["these results hold no rankings"]
 
 
-def test_unknown_queries(results):
+def test_unknown_queries_are_refused(results):
     with pytest.raises(ValueError, match=r"zzz.* such as 1, q1, q0"):
         results.why("zzz")
-    with pytest.raises(ValueError, match=r"systems=\['MaxP'\] must be pipelines by name"):
+    with pytest.raises(ValueError, match=r"systems=\['MaxP'\]"):
         results.why("q1", ["MaxP"])
 
 
-def test_of_several_seeds_ranks_are_those_of_the_first():
+def test_with_several_seeds_ranks_are_those_of_the_first():
     runs = [CANDIDATES, CANDIDATES.assign(score=-CANDIDATES["score"])]
     results = ld.Experiment({"seeded": runs, "first": FIRST}, TOPICS, QRELS, ["RR"], seeds=[3, 4])
     told = results.why("q1")
@@ -172,20 +172,20 @@ def test_of_several_seeds_ranks_are_those_of_the_first():
     assert "values are means over seeds, ranks those of the first seed: seeded (3)" in told.notes
 
 
-def test_models_that_ask_a_language_model_are_not_run():
+def test_systems_with_a_language_model_are_not_run_again():
     asked = []
     judge = ld.RankGPT(lambda messages: asked.append(messages) or "[1] > [2] > [3] > [4]", on_failure="keep")
     pipeline = FIRST >> make("MaxP") >> judge
     results = ld.Experiment({"both": pipeline}, TOPICS, QRELS, ["RR"])
     asked.clear()
     assert (
-        "both: no windows, as it asks a language model, which may cost money"
+        "both: no windows, because it asks a language model, which may cost money"
         in results.why("q1", {"both": pipeline}).notes
     )
     assert not asked
 
 
-def test_of_several_rerankers_the_last_tells_its_windows(results):
+def test_with_several_rerankers_windows_are_those_of_the_last(results):
     model = make("PARADE-attn")
     two, one = (
         results.why("q1", {"both": first >> model}, top=4).windows for first in (FIRST >> make("FirstP"), FIRST)
@@ -194,7 +194,7 @@ def test_of_several_rerankers_the_last_tells_its_windows(results):
     pd.testing.assert_frame_equal(two[columns], one[columns], atol=1e-5)
 
 
-def test_models_of_cross_validation_tell_their_windows(results):
+def test_models_of_a_cross_validation_show_their_windows(results):
     one, other = make("FirstP"), make("MaxP")
     folds = FoldModels([one, other], [["1", "q0"], ["2", "q1", "q2"]], CANDIDATES)
     for qid in ("1", "q1"):
@@ -203,7 +203,7 @@ def test_models_of_cross_validation_tell_their_windows(results):
         assert (each.explain, each.warned) == (False, set())
 
 
-def test_scores_that_are_kept_elsewhere_have_no_windows(results):
+def test_results_without_the_columns_of_explain_have_no_windows(results):
     dropped = FIRST >> make("MaxP") >> pt.apply.generic(lambda frame: frame[["qid", "docno", "score", "rank"]])
     assert results.why("q1", {"MaxP": dropped}).windows.empty
 
@@ -218,7 +218,7 @@ def test_scores_that_are_kept_elsewhere_have_no_windows(results):
 
     told = results.why("q1", {"MaxP": Kept()})
     assert told.windows.empty
-    assert any(note.startswith("MaxP: no windows, as its results lack them") for note in told.notes)
+    assert any(note.startswith("MaxP: no windows, because its results lack them") for note in told.notes)
 
 
 def test_windows_of_an_earlier_text_are_not_shown(results):

@@ -36,7 +36,7 @@ class Noting(pt.Transformer):
         return self.frame
 
 
-def test_an_interrupted_experiment_goes_on(tmp_path):
+def test_an_interrupted_experiment_continues(tmp_path):
     made, fail_at = [], {"slow 1"}
 
     def factory(name):
@@ -64,7 +64,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path):
     assert len(made) == 4
     experiment(save_mode="overwrite")
     assert len(made) == 8
-    with pytest.raises(FileExistsError, match="holds runs"):
+    with pytest.raises(FileExistsError, match="save_mode"):
         experiment(save_mode="error")
     with pytest.raises(ValueError, match="save_mode"):
         experiment(save_mode="keep")
@@ -82,7 +82,7 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path):
         Experiment({"a": first}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, folds=FOLDS)
     (tmp_path / "settings.json").rename(tmp_path / "other.json")
     for mode in ("reuse", "overwrite"):
-        with pytest.raises(FileExistsError, match="holds runs"):
+        with pytest.raises(FileExistsError, match="save_mode"):
             Experiment({"a": first}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, save_mode=mode)
     (tmp_path / "other.json").rename(tmp_path / "settings.json")
     for run in RUNS:
@@ -90,7 +90,7 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path):
         assert results.means.loc["later", "AP"] == pytest.approx(pt.Evaluate(run, QRELS, ["map"])["map"])
 
 
-def test_runs_of_folds_and_of_all_topics_take_each_others_place(tmp_path):
+def test_runs_of_folds_and_runs_of_all_topics_replace_each_other(tmp_path):
     def experiment(factory):
         return Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0], folds=FOLDS, save_dir=tmp_path)
 

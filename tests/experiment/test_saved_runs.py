@@ -32,7 +32,7 @@ def map_of(frame):
     return pytest.approx(pt.Evaluate(frame, JUDGED, ["map"])["map"])
 
 
-def test_a_saved_run_is_that_of_the_weights(tmp_path, cross_encoder):
+def test_a_saved_run_is_not_reused_for_other_weights(tmp_path, cross_encoder):
     model = make("MaxP", cross_encoder, training=TRAINING)
     texts = pt.Transformer.from_df(TEXTS)
     before = value_of(tmp_path, texts >> model, ASKED, JUDGED)
@@ -43,7 +43,7 @@ def test_a_saved_run_is_that_of_the_weights(tmp_path, cross_encoder):
     assert again == before
 
 
-def test_a_saved_run_of_the_same_model_is_read(tmp_path, cross_encoder, monkeypatch):
+def test_a_saved_run_is_reused_for_the_same_model(tmp_path, cross_encoder, monkeypatch):
     texts = pt.Transformer.from_df(TEXTS)
     model = make("MaxP", cross_encoder, training=TRAINING).fit(TEXTS, JUDGED)
     before = value_of(tmp_path / "runs", texts >> model, ASKED, JUDGED)
@@ -100,7 +100,7 @@ def test_a_function_as_a_stage_is_run_again(tmp_path):
         assert value_of(tmp_path, SOME >> turned) == pytest.approx(expected)
 
 
-def test_all_columns_of_the_topics_count(tmp_path):
+def test_saved_runs_are_refused_if_any_column_of_the_topics_differs(tmp_path):
     topics = TOPICS.assign(query_vec=[np.full(2000, float(i)) for i in range(len(TOPICS))])
     for _ in range(2):
         value_of(tmp_path, SOME, topics)

@@ -36,13 +36,13 @@ def pairs():
     return y + rng.normal(np.linspace(0, 0.1, 6), 0.15, size=(40, 6)), y
 
 
-def test_students_sleep():
+def test_the_t_test_gives_students_result_for_the_sleep_data():
     # t = -1.58 / sqrt(1.513 / 10) = -4.062 with 9 degrees of freedom, p = 0.0028; d_z = t / sqrt(10).
     assert p_values(SLEEP_1, SLEEP_2, "t")[0] == pytest.approx(0.00283, abs=5e-6)
     assert effect_sizes(SLEEP_1, SLEEP_2)[0] == pytest.approx(-4.0621 / math.sqrt(10), abs=1e-4)
 
 
-def test_randomisation_of_darwins_maize_is_fishers():
+def test_the_randomisation_test_gives_fishers_result_for_darwins_maize():
     # Fisher 1935, section 21: 1,726 of 2^15 = 32,768 sums are at least as large in size as the observed 314.
     zeros = np.zeros_like(DARWIN)
     assert p_values(DARWIN, zeros, "randomisation", resamples=2**15)[0] == 1726 / 2**15
@@ -53,7 +53,7 @@ def test_randomisation_of_darwins_maize_is_fishers():
     assert p_values(DARWIN, zeros, "randomisation", resamples=10_000)[0] == sampled
 
 
-def test_bootstrap_test_is_the_studentised_one(pairs):
+def test_the_bootstrap_test_is_studentised(pairs):
     difference = pairs[0][:, 3] - pairs[1][:, 3]
     centred, rng = difference - difference.mean(), np.random.default_rng(1)
     samples = rng.choice(centred, (20_000, 40))
@@ -74,7 +74,7 @@ def test_no_difference_has_the_p_value_1(test):
     assert equivalence_p_values(x, y, 0.05).tolist()[:2] == [0.0, 0.0]
 
 
-def test_seeds_that_differ_in_their_last_bits_do_not_differ():
+def test_values_that_differ_by_rounding_count_as_equal():
     values = {"one": np.full((1, 30, 1), 0.1), "thrice": np.full((3, 30, 1), 0.1)}
     values["thrice"] = np.nextafter(values["thrice"], 1)
     seeds = {"one": [None], "thrice": [0, 1, 2]}
@@ -92,7 +92,7 @@ def test_the_mean_over_seeds_does_not_depend_on_their_order():
     assert mean_over_seeds(np.stack([values[0]] * 3)).tolist() == values[0].tolist()
 
 
-def test_corrections_by_hand():
+def test_corrections_equal_values_computed_by_hand():
     p = np.array([0.01, 0.04, 0.03])
     assert correct(p, "bonferroni", 0.05)[1] == pytest.approx([3 * 0.01, 3 * 0.04, 3 * 0.03])
     assert correct(p, "holm", 0.05)[1] == pytest.approx([3 * 0.01, 2 * 0.03, 2 * 0.03])  # made monotone
@@ -109,11 +109,11 @@ def test_corrections_by_hand():
 
 
 @pytest.mark.parametrize("method", multitest_alias)
-def test_every_name_that_statsmodels_has_for_a_correction_is_one(method):
+def test_every_correction_of_statsmodels_is_accepted(method):
     assert Statistics(baseline=("a",), correction=method).correction == method
 
 
-def test_equivalence_by_hand():
+def test_equivalence_equals_values_computed_by_hand():
     # Mean difference 0.01, standard deviation s of n = 100 differences, bounds +-0.05 * 0.5 = +-0.025.
     noise = np.random.default_rng(0).normal(size=100)
     noise = 0.05 * (noise - noise.mean()) / noise.std(ddof=1)
@@ -124,7 +124,7 @@ def test_equivalence_by_hand():
     assert upper == pytest.approx(0.0017, abs=1e-4)
 
 
-def test_bootstrap_intervals_are_scipys(pairs):
+def test_bootstrap_intervals_equal_those_of_scipy(pairs):
     x, y = pairs
     x_means, y_means = (resampled_means(values, resamples=10_000, seed=3) for values in (x, y))
     low, high = Statistics().interval(x_means - y_means)

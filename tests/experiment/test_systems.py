@@ -21,7 +21,7 @@ def mean_of(*frames):
     return pt.Experiment(list(frames), TOPICS, QRELS, ["map"])["map"].mean()
 
 
-def test_all_kinds_of_systems(tmp_path):
+def test_every_kind_of_system_is_accepted(tmp_path):
     pipelines = [pt.Transformer.from_df(frame) for frame in RUNS]
     files = [tmp_path / f"{seed}.res.gz" for seed in range(3)]
     for frame, file in zip(RUNS, files, strict=True):
@@ -93,7 +93,7 @@ def test_seeds_and_folds_reach_every_factory_that_takes_them(factory):
     assert results.means.loc["a", "AP"] == pytest.approx(mean_of(RUNS[0], RUNS[2]), rel=1e-12)
 
 
-def test_factories_that_take_no_seed():
+def test_factories_only_get_the_parameters_they_have():
     systems = {"fixed": partial(make, seed=2), "closure": partial(lambda run: run, RUNS[1])}
     results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
     assert results.seeds == {"fixed": [None], "closure": [None]}
@@ -117,7 +117,7 @@ class Silent(pt.Estimator):
 
 
 @pytest.mark.parametrize("validation", [False, True])
-def test_folds_are_fitted_on_the_others(validation):
+def test_a_fold_is_fitted_on_the_other_folds(validation):
     learners = []
 
     def factory(seed, fold):

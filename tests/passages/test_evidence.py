@@ -58,7 +58,7 @@ def test_invisible_characters_between_windows_get_no_mark():
     assert evidence(frame(parted))["text"].tolist() == [parted["text"]]
 
 
-def test_a_document_without_visible_text_is_not_warned_of():
+def test_a_document_without_visible_text_causes_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", TruncationWarning)
         evidence(frame(CATS, row("unseen", "\u200b", rank=1)), at_least=1)
@@ -79,7 +79,7 @@ def test_the_best_windows_of_all_documents_are_kept_in_document_order():
         (7, ["A cat purrs. Dogs bark", "No cat."]),  # 2 tokens; the better one costs 3, with its mark
     ],
 )
-def test_windows_are_taken_while_they_fit_with_their_marks(tokens, texts):
+def test_windows_are_added_while_they_and_their_marks_fit_the_budget(tokens, texts):
     assert evidence(frame(CATS, DOGS), tokens)["text"].tolist() == texts
 
 
@@ -118,7 +118,7 @@ def test_windows_that_overlap_are_counted_and_shown_once():
     assert evidence(results, 5)["text"].tolist() == ["one two three four"]
 
 
-def test_a_window_that_is_there_twice_is_shown_once():
+def test_a_duplicate_window_is_shown_once():
     twice = frame(row("d", "one two three four five six", ("one two", 3), ("one two", 2), ("five", 1)))
     assert evidence(twice, 4)["text"].tolist() == ["one two [...] five"]
 
@@ -128,7 +128,7 @@ def test_neighbouring_windows_keep_the_white_space_between_them():
     assert evidence(results)["text"].tolist() == ["One.\n\nTwo.  Three."]
 
 
-def test_each_query_has_a_budget_of_its_own():
+def test_each_query_has_its_own_budget():
     results = frame(CATS, {**CATS, "qid": "2", "window_scores": [1.0, 9.0, 2.0]}, DOGS)
     out = evidence(results, 5)
     assert out["text"].tolist() == ["A cat purrs.", "Dogs bark [...] Cats sleep.", "No cat."]
@@ -154,7 +154,7 @@ def test_at_least_and_at_most_limit_the_tokens_of_each_document(limits, texts):
     assert evidence(THREE, **limits)["text"].tolist() == texts
 
 
-def test_documents_with_less_than_at_least_are_warned_of():
+def test_documents_with_fewer_tokens_than_at_least_cause_a_warning():
     with pytest.warns(TruncationWarning, match="at_least=3"):
         assert evidence(THREE, at_least=3)["text"].tolist()[1:] == ["Rain. Snow.", "No cat."]
 
@@ -162,14 +162,14 @@ def test_documents_with_less_than_at_least_are_warned_of():
 @pytest.mark.parametrize(
     ("limits", "name"), [({"tokens": 1}, "tokens=1"), ({"at_most": 1}, "at_most=1")], ids=["tokens", "at_most"]
 )
-def test_limits_that_are_smaller_than_every_window_are_warned_of(limits, name):
+def test_limits_smaller_than_every_window_cause_a_warning(limits, name):
     with pytest.warns(TruncationWarning, match=name):
         out = evidence(frame(CATS, DOGS), **limits)
     assert out["text"].tolist() == [""] * 2
     assert out["evidence_spans"].tolist() == [[]] * 2
 
 
-def test_among_equal_scores_the_better_rank_and_the_earlier_window_win():
+def test_ties_go_to_the_better_rank_and_the_earlier_window():
     rows = [row(name, f"{name} one. {name} two.", (f"{name} two.", 1), (f"{name} one.", 1)) for name in "abc"]
     results = frame(*rows).assign(rank=[2, 0, 1])
     assert evidence(results, 4)["text"].tolist() == ["", "b one. b two.", ""]
@@ -247,7 +247,7 @@ def test_rows_columns_and_index_are_kept_and_the_input_is_unchanged():
 
 
 @pytest.mark.parametrize("columns", [[], ["title", "rank"]])
-def test_an_empty_frame_gets_the_columns_of_evidence(columns):
+def test_an_empty_frame_gets_the_new_columns(columns):
     empty = pd.DataFrame(columns=["qid", "query", "docno", "text", "score", "window_scores", "window_spans", *columns])
     out = ld.Evidence()(empty)
     assert out.columns.tolist() == [*empty.columns, "evidence_spans", "evidence_tokens", "window_field"]
@@ -290,7 +290,7 @@ def test_the_document_with_wrong_windows_is_named(changes, docno):
         evidence(frame(CATS, DOGS).assign(**changes))
 
 
-def test_results_that_name_no_tokenizer_need_one():
+def test_results_without_a_tokenizer_name_need_the_tokenizer_argument():
     with pytest.raises(ValueError, match="tokenizer="):
         ld.Evidence()(frame(CATS, DOGS))
 
@@ -341,7 +341,7 @@ def test_windows_of_another_column_are_refused(reads, windows_of_body):
 
 
 @pytest.mark.parametrize("again", [ld.Evidence(30), lambda frame: ld.show(frame, "1")])
-def test_windows_of_texts_that_evidence_replaced_are_refused(again, results):
+def test_windows_of_texts_replaced_by_evidence_are_refused(again, results):
     once = (make("MaxP", explain=True) >> ld.Evidence(60))(results)
     with pytest.raises(ValueError, match="replaced"):
         again(once)
@@ -369,7 +369,7 @@ def of_documents(best, texts):
     return best.assign(text=best["docno"].map(texts))
 
 
-def test_windows_of_a_passage_are_moved_to_their_place_in_the_document():
+def test_windows_of_a_passage_are_mapped_to_the_document():
     best, texts = best_passages()
     assert max(start for start, _ in best["passage_span"]) > 0
     passages, documents = evidence(best, 10), evidence(of_documents(best, texts), 10)
@@ -389,7 +389,7 @@ def test_gold_text_is_found_in_windows_of_a_passage():
     assert recall.values["model"].tolist() == [0.0] * len(recall.values)
 
 
-def test_windows_of_a_passage_without_its_place_are_refused():
+def test_windows_of_a_passage_that_cannot_be_located_are_refused():
     best, texts = best_passages()
     documents = of_documents(best, texts).drop(columns="passage_span")
     for reads in (evidence, ld.show, lambda frame: ld.evidence_recall(frame, frame.assign(start=0, end=1))):
@@ -445,12 +445,12 @@ def test_tokens_are_counted_by_the_tokenizer_of_the_model(name, results):
     pd.testing.assert_frame_equal(ld.Evidence(60, tokenizer=tiny.encoder())(model(results)), out)
 
 
-def test_the_tokenizer_is_known_after_pyterriers_operators(results):
+def test_the_tokenizer_name_survives_pyterrier_operators(results):
     summed = (0.3 * pt.Transformer.identity() + make("MaxP", explain=True)) % 1
     assert 0 < (summed >> ld.Evidence(60))(results)["evidence_tokens"].max() <= 60
 
 
-def test_results_of_two_tokenizers_need_one(results):
+def test_results_of_two_tokenizers_need_the_tokenizer_argument(results):
     out = make("MaxP", explain=True)(results)
     with pytest.raises(ValueError, match="2 tokenizers"):
         ld.Evidence(60)(pd.concat([out, out.assign(window_tokenizer="other")]))
@@ -492,7 +492,7 @@ SENTENCE = st.text(alphabet="ab é猫🐈‍\n.", min_size=0, max_size=12)
     at_least=st.sampled_from([0, 1]),
     at_most=st.sampled_from([None, 4]),
 )
-def test_no_query_exceeds_its_budget_and_all_text_is_the_documents(texts, tokens, seed, at_least, at_most):
+def test_no_query_exceeds_its_budget_and_no_text_is_invented(texts, tokens, seed, at_least, at_most):
     rng = np.random.default_rng(seed)
     rows = []
     for number, text in enumerate(texts):

@@ -74,7 +74,7 @@ def test_a_title_is_joined_or_repeated_in_each_passage():
     ("again", "model"),
     [(pt.text.max_passage, ld.MaxP), (pt.text.first_passage, ld.FirstP), (pt.text.mean_passage, ld.AvgP)],
 )
-def test_documents_made_again_have_the_scores_of_the_model_over_windows(again, model, cross_encoder, results):
+def test_aggregated_passages_have_the_scores_of_the_windowed_model(again, model, cross_encoder, results):
     windows = ld.SlidingWindows(20, 20)
     cut = ld.Passages(windows, tokenizer=cross_encoder)
     passages = (cut >> ld.FirstP(cross_encoder, max_query_len=8, dtype="float32") >> again())(
