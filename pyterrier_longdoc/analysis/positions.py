@@ -1,7 +1,7 @@
-"""Where relevant text begins in relevant documents: how strongly a collection favours the beginnings.
+"""Positions of relevant text in relevant documents, which show the positional bias of a collection.
 
-Source: Boytsov et al. 2025 (section 2, C.4, Figures 1, 7 and 8), who locate known relevant passages, or cut
-documents into chunks and let a judge find the first relevant one.
+Source: Boytsov et al. 2025 (section 2, C.4, Figures 1, 7 and 8), who locate known relevant passages, or split documents
+into chunks and let a judge find the first relevant one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of
 from .locating import PassageLocator
 
 CHUNK = 256
-"""Tokens of a chunk in the paper; 128 for BEIR."""
+"""Tokens per chunk in the paper; 128 for BEIR."""
 
 MAX_CHUNKS = 36
 
 NOT_THERE, EMPTY = "document not in corpus", "document empty"
 
 TokensOf = Callable[[str], TokenizedText | None]
-"""The tokens of a document by its docno; None if it is not in the corpus."""
+"""Returns the tokens of a document by docno; None if it is not in the corpus."""
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
 _CHUNK_COLUMNS = {"grade": "float64", **dict.fromkeys(["chunk", "chunks", "judged", "unjudged", "unread"], "Int64")}
@@ -52,26 +52,28 @@ _INTEGERS = ("first_token", "end_token", "length", "start", "end")
 
 
 class PositionWarning(UserWarning):
-    """Positions depend on a threshold more than on the documents."""
+    """Positions depend more on the threshold than on the documents."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelevantPositions:
-    """Where the first relevant passage of each relevant document begins.
+    """The position of the first relevant passage in each relevant document.
 
     Attributes:
-        frame: one row for each relevant document of a query, in the order of the qrels, with
+        frame: one row per relevant document of a query, in the order of the qrels, with
 
             - `qid`, `docno`, `label`;
-            - `first_token`: number of tokens before the relevant passage or chunk; `end_token`: before its end;
-            - `length`: of the document, in tokens;
-            - `start`, `end`: the passage's characters in the text;
-            - `reason`: why there is no position (the others are `pd.NA`), e.g. "passage not found"; else empty;
-            - of located passages: `passage` (row of the passages frame), `similarity` and `method` (see `Match`);
-            - of judged chunks: the relevant chunk's `grade` and number (`chunk`); the document's numbers of `chunks`,
-              of `judged` chunks and of those without a readable grade (`unjudged`); and its number of tokens beyond
-              `max_chunks`, in which the relevant chunk might have been (`unread`).
-        judged: the judge's numbers for each row; None for located passages.
+            - `first_token`, `end_token`: the number of tokens before the start and before the end of the relevant
+              passage or chunk;
+            - `length`: the length of the document in tokens;
+            - `start`, `end`: the characters of the passage in the text;
+            - `reason`: why there is no position (the columns above are `pd.NA`), e.g. "passage not found"; otherwise
+              empty;
+            - for located passages: `passage` (row of the passages frame), `similarity` and `method` (see `Match`);
+            - for judged chunks: `grade` and index (`chunk`) of the relevant chunk; the number of `chunks`, of `judged`
+              chunks and of chunks without a readable grade (`unjudged`) of the document; and `unread`, the number of
+              tokens beyond `max_chunks`, where the relevant chunk could have been.
+        judged: the grades for each row; None for located passages.
     """
 
     frame: pd.DataFrame
@@ -85,42 +87,46 @@ class RelevantPositions:
 
     @property
     def matched(self) -> pd.DataFrame:
-        """The rows with a position, with plain integers."""
+        """The rows with a position, with integer columns."""
         rows = self.frame[self.frame["first_token"].notna()]
         return rows.astype(dict.fromkeys(_INTEGERS, "int64"))
 
     @property
     def unmatched(self) -> float:
-        """Share of the relevant documents without a relevant passage; NaN if there are no documents."""
+        """The share of relevant documents without a position; NaN if there are no documents."""
         return float(self.frame["first_token"].isna().mean())
 
     @property
     def unread(self) -> float:
-        """Share of the tokens that the judge did not read, because of `max_chunks`."""
+        """The share of tokens that were not judged because of `max_chunks`."""
         if "unread" not in self.frame:
             return 0.0
         return float(self.frame["unread"].sum() / max(1, self.frame["length"].sum()))
 
     def by(self, estimator: Estimator) -> RelevantPositions:
-        """Return the positions by another estimator, from the same judgements, without asking the judge again."""
+        """Return the positions of another estimator for the same judgements, without calling the judge again."""
         check_type(Estimator, _ESTIMATORS, estimator=estimator)
         if self.judged is None:
-            raise ValueError("located passages have no judge's numbers: give relevant_positions judge=")
+            raise ValueError("located passages have no grades: call relevant_positions with judge=")
         return _estimate(self.frame[["qid", "docno", "label"]], self.judged, estimator)
 
     def summary(self, *, first: int = CHUNK_TOKENS) -> pd.Series:
         """Return statistics of the positions.
 
         Args:
-            first: tokens from the start of the document; a BERT reads 477 of them besides a query.
+            first: the number of tokens from the start of the document; BERT reads 477 next to a query.
 
         Returns:
-            `queries` and `documents`; the share `unmatched` of documents and the share `queries matched` of queries
-            with at least one position (about 0.85 for MS MARCO in the paper); `median`, `mean` and `p90` of first
-            relevant position and of document length, in tokens; the shares of matched passages that `start` and `end`
-            within the `first` tokens, and the share that would start there if all places in a document were equally
-            likely; the mean relative position, 0 at the start and 1 at the end of the document; and, of judged chunks,
-            the share of `documents cut` by `max_chunks` and of `tokens unread`.
+            A series with
+
+            - `queries`, `documents`: their numbers;
+            - `unmatched`: the share of documents without a position;
+            - `queries matched`: the share of queries with at least one position (about 0.85 for MS MARCO in the paper);
+            - `median`, `mean` and `p90` of `position` and document `length`, in tokens;
+            - the shares of positions that start and end within the `first` tokens, and the share that would start there
+              by chance, if all places in a document were equally likely;
+            - `relative position`: the mean, where 0 is the start and 1 the end of the document;
+            - for judged chunks: the shares of `documents cut` by `max_chunks` and of `tokens unread`.
         """
         rows, lengths = self.matched, self.frame["length"].dropna().astype("float64")
         starts, ends = rows["first_token"], rows["end_token"]
@@ -153,13 +159,16 @@ class RelevantPositions:
         return self.frame.loc[self.frame["first_token"].isna(), "reason"].value_counts()
 
     def plot(self, *, bin_tokens: int = CHUNK, max_tokens: int | None = None, ax: Any = None) -> Any:
-        """Draw first relevant positions against document lengths, the paper's Figure 7; return the matplotlib axes.
+        """Plot the distributions of first relevant positions and document lengths, as in Figure 7 of the paper.
 
         Args:
-            bin_tokens: width of the bars.
-            max_tokens: end of the axis; None for the bar with the 99th percentile of lengths. The last bar also
-                counts all beyond it.
-            ax: axes to draw on; None makes a figure.
+            bin_tokens: the width of the bars.
+            max_tokens: the end of the axis; None for the bar with the 99th percentile of lengths. The last bar includes
+                everything beyond it.
+            ax: axes to draw on; None creates a figure.
+
+        Returns:
+            The matplotlib axes.
         """
         check_arguments("int", at_least=1, bin_tokens=bin_tokens)
         lengths, starts = self.frame["length"].dropna().astype("float64"), self.matched["first_token"]
@@ -168,14 +177,14 @@ class RelevantPositions:
         ax = ax or new_axes()
         unread = f", {percent(self.unread, 0)} of tokens unread" if self.unread else ""
         missing = f"{percent(self.unmatched, 0)} unmatched{unread}"
-        # One filled and one in outline: both are visible where they overlap.
+        # One is filled and one outlined, so that both are visible where they overlap.
         filled = {"color": COLOURS[0], "alpha": 0.45}
         outlined = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "//", "linewidth": 1.5}
         for values, style, label in (
             (lengths, filled, f"length of {len(lengths)} relevant documents"),
             (starts, outlined, f"first relevant position ({missing})"),
         ):
-            # Shares, so that unmatched documents do not make the positions look rarer.
+            # Shares, so that unmatched documents do not lower the bars of positions.
             weights = np.full(len(values), 1 / max(1, len(values)))
             heights = np.minimum(values, edges[-1] - 0.5)
             ax.hist(heights, bins=edges, weights=weights, label=label, **style)
@@ -210,57 +219,59 @@ def relevant_positions(
     text_field: TextField = "text",
     verbose: bool = False,
 ) -> RelevantPositions:
-    """Find where the relevant text of each relevant document begins.
+    """Find the position at which the relevant text of each relevant document begins.
 
-    Give either `passages`, the known relevant text, whose first place counts, or a `judge` of the chunks of a document,
-    which are disjoint and of whole sentences, and an `estimator` that chooses one of them.
+    Pass either `passages`, the known relevant text, of which the first position counts, or a `judge`. In the second
+    case, documents are split into disjoint chunks of whole sentences, the judge grades the chunks, and the `estimator`
+    chooses one of them.
 
     Args:
-        topics: `qid, query`; judgements of other queries do not count. With `passages` there need be no `query`.
-        qrels: `qid, docno, label`. Add rows for other documents to search, such as the paper's: the top 5 of a
-            retriever with a passage as its query.
-        corpus: `docno` and the text column(s): a frame, or an iterable of dicts, such as a dataset's
-            `get_corpus_iter()`, of which the relevant documents are kept.
-        passages: `qid, text`: the relevant passages of each query. Or `qid, docno, start, end`, the characters of known
-            passages, such as a collection's `gold`; then nothing is searched.
-        locator: how passages are found; None for the thresholds of Boytsov et al. 2022.
-        judge: a `RelevanceJudge`, whose model, wording, retries, concurrency and rule for failures apply; a reranker;
+        topics: `qid, query`; judgements for other queries are ignored. With `passages`, `query` is not needed.
+        qrels: `qid, docno, label`. Add rows to search other documents, such as the paper's top 5 documents retrieved
+            with a passage as the query.
+        corpus: `docno` and the text column(s): a frame, or an iterable of dicts such as a dataset's
+            `get_corpus_iter()`, from which only relevant documents are kept in memory.
+        passages: `qid, text`: the relevant passages of each query; or `qid, docno, start, end`: the characters of known
+            passages, such as a collection's `gold`, which are not searched.
+        locator: finds the passages; None uses the thresholds of Boytsov et al. 2022.
+        judge: a `RelevanceJudge`, of which the model, prompt, retries, concurrency and failure rule apply; a reranker;
             or a function `(query, chunk) -> number`.
-        estimator: chooses the chunk by the judge's numbers. `best_chunk`, the default for every judge, needs no
-            threshold and is the least biased (`tests/benchmarks/README.md`). `first_above(0)` is the paper's protocol
-            for a `RelevanceJudge`, in which every positive grade is relevant, and asks about fewer chunks. For
-            rerankers `first_above` needs a calibrated threshold: if it is too low, all positions are early.
-        chunk_tokens: most tokens of a chunk: 256 in the paper, 128 for BEIR.
-        max_chunks: most chunks of a document to judge (36 in the paper, about 9,000 tokens); None for all. A warning
-            names longer documents.
-        tokenizer: a fast Hugging Face tokenizer, its name or folder, or a collection's `.tokenizer`, that
-            counts tokens: BERT-base's in the paper. None counts words and punctuation marks.
-        relevant_from: smallest label that is relevant.
-        sample: size of a random sample of relevant (query, document) pairs (500 to 2,000 in the paper); None for all.
-        seed: of the sample.
-        text_field: the corpus's text column, or a tuple of columns that are joined by a space.
+        estimator: chooses a chunk by the grades. `best_chunk` needs no threshold and has the smallest bias for every
+            judge (`tests/benchmarks/README.md`). `first_above(0)` is the protocol of the paper for a `RelevanceJudge`:
+            every positive grade is relevant, and fewer chunks are judged. For rerankers, `first_above` needs a
+            calibrated threshold: with a low one, all positions are early.
+        chunk_tokens: the maximum number of tokens per chunk: 256 in the paper, 128 for BEIR.
+        max_chunks: the maximum number of chunks to judge per document (36 in the paper, about 9,000 tokens); None for
+            all.
+        tokenizer: a fast Hugging Face tokenizer, its name or folder, or a collection's `.tokenizer`, to count tokens;
+            the paper uses BERT-base's. None counts words and punctuation marks.
+        relevant_from: the smallest label that counts as relevant.
+        sample: the size of a random sample of relevant (query, document) pairs (500 to 2,000 in the paper); None for
+            all.
+        seed: the random seed of the sample.
+        text_field: the text column of the corpus, or a tuple of columns, joined by a space.
         verbose: show a progress bar.
 
     Returns:
-        One row for each relevant document, with a position or the reason why there is none.
+        One row per relevant document, with a position or the reason why there is none.
 
     Warns:
-        TruncationWarning: if `max_chunks` leaves text unread, which may hold the relevant passage.
-        PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
-            move the median position of the same documents by more than a chunk, or if more than half of the chunks
-            are above it. This is unknown where a judge does not see the chunks after the first relevant one.
+        TruncationWarning: if `max_chunks` leaves text unread, which could contain the relevant passage.
+        PositionWarning: if a slightly lower or higher threshold (by half the standard deviation of the scores) moves
+            the median position of the same documents by more than a chunk, or if more than half of the chunks are above
+            the threshold. Not checked if the judge stops at the first relevant chunk.
 
     Example:
         `ld.relevant_positions(topics, qrels, corpus, judge=ld.RelevanceJudge(backend))`
     """
     if (passages is None) == (judge is None):
-        raise ValueError("give either passages= (a frame with qid and text) or judge=")
+        raise ValueError("relevant_positions needs either passages= (a frame with qid and text) or judge=")
     check_type(Estimator, _ESTIMATORS, estimator=estimator)
     check_arguments("int | None", at_least=1, chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
 
-    @lru_cache(maxsize=1024)  # a document may be relevant for several queries
+    @lru_cache(maxsize=1024)  # a document can be relevant for several queries
     def read(docno: str) -> TokenizedText | None:
         return tokenized(tokenizer, texts[docno]) if docno in texts else None
 
@@ -273,7 +284,7 @@ def relevant_positions(
 
 
 def _frame(pairs: pd.DataFrame, positions: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return the frame of `RelevantPositions`, its rows one for each pair."""
+    """Return the frame of `RelevantPositions`, one row per pair."""
     kinds: dict[str, str] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
     rows = [{"reason": "", "method": "", **row} for row in positions]
     return pairs[["qid", "docno", "label"]].join(pd.DataFrame(rows, columns=list(kinds)).astype(kinds))
@@ -282,7 +293,7 @@ def _frame(pairs: pd.DataFrame, positions: list[dict[str, Any]], columns: Mappin
 def _relevant_pairs(
     topics: pd.DataFrame, qrels: pd.DataFrame, relevant_from: int, sample: int | None, seed: int, *, needs_query: bool
 ) -> pd.DataFrame:
-    """Return `qid, docno, label` and perhaps `query` of the topics' relevant documents, in the order of the qrels."""
+    """Return `qid, docno, label` and, if needed, `query` of the relevant documents, in the order of the qrels."""
     pairs = relevant_pairs(topics, qrels, relevant_from)
     if needs_query:
         check_columns(topics, ("query",), "topics")
@@ -312,7 +323,7 @@ def _locate_all(
 def _known_places(
     pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, advance: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
-    """Return the rows of the passages that begin first, whose characters are known."""
+    """Return the row of the first known passage of each pair."""
     check_columns(passages, ("qid", "docno", "start", "end"), "passages")
     places = passages.assign(qid=as_strings(passages["qid"]), docno=as_strings(passages["docno"]))
     places = places.sort_values(["start", "end"], kind="stable").drop_duplicates(["qid", "docno"])
@@ -326,7 +337,7 @@ def _known_places(
         elif place is None:
             positions.append({"length": len(document), "reason": "no passage"})
         elif place.end > len(document.text):
-            positions.append({"length": len(document), "reason": "passage ends behind the text"})
+            positions.append({"length": len(document), "reason": "passage ends after the text"})
         else:
             tokens = {
                 "first_token": int(document.tokens_before(place.start)),
@@ -339,7 +350,7 @@ def _known_places(
 
 
 def _locate(passages: pd.Series, document: TokenizedText | None, locator: PassageLocator) -> dict[str, Any]:
-    """Return the row of the passage that begins first."""
+    """Return the row of the first passage found."""
     if document is None:
         return {"reason": NOT_THERE}
     if not len(document):
@@ -372,7 +383,7 @@ def _judge_all(
     max_chunks: int | None,
     advance: Callable[[int], Any],
 ) -> list[JudgedDocument]:
-    # Chunked before threads start: tokenizers may not be shared between them.
+    # Chunked before threads start, because they must not share a tokenizer.
     documents: dict[str, JudgedDocument] = {}
     jobs = []
     for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
@@ -387,7 +398,7 @@ def _judge_all(
 
 
 def _chunk(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
-    """Return a document that is still to be judged."""
+    """Return a document with its chunks, not yet judged."""
     no_numbers = np.zeros(0)
     if document is None:
         return JudgedDocument(None, [], 0, no_numbers, NOT_THERE)
@@ -396,7 +407,7 @@ def _chunk(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | 
 
 
 def _estimate(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
-    """Return the positions; warn if they are doubtful."""
+    """Return the positions; warn if they are unreliable."""
     rows = [document.position(estimator) for document in judged]
     positions = RelevantPositions(_frame(pairs, rows, _CHUNK_COLUMNS), judged)
     _warn_of_unread(positions)
@@ -409,32 +420,31 @@ def _warn_of_unread(positions: RelevantPositions) -> None:
     unread = positions.frame["unread"].fillna(0)
     if unread.any():
         tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
-        message = f"{tokens}, in {(unread > 0).sum()} of {len(unread)} documents, were not judged because of max_chunks"
-        warn(f"relevant_positions: {message}; max_chunks=None judges all (see column unread).", TruncationWarning)
+        message = f"{tokens} in {(unread > 0).sum()} of {len(unread)} documents were not judged because of max_chunks"
+        warn(f"relevant_positions: {message} (see column unread); max_chunks=None judges all.", TruncationWarning)
 
 
 def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) -> None:
     share, medians = share_above(judged, estimator.threshold), threshold_effect(judged, estimator.threshold)
     chunk = max((end - start for document in judged for (start, end), _ in document.chunks), default=0)
     if share > 0.5:
-        # The first chunk is mostly above then, wherever the relevant text stands.
-        message = f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}: positions are early"
+        # Then the first chunk is usually above it, wherever the relevant text is.
+        message = f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}, so positions are early"
     elif medians is not None and np.ptp(medians) > chunk:
         low, median, high = medians
         message = (
-            f"the median position is {median:,.0f} by {estimator!r}, but {low:,.0f} with a somewhat lower and "
-            f"{high:,.0f} with a somewhat higher threshold (by half the standard deviation of the judge's numbers)"
+            f"the median position is {median:,.0f} with {estimator!r}, but {low:,.0f} with a lower and {high:,.0f} "
+            f"with a higher threshold (by half the standard deviation of the grades)"
         )
     else:
         return
-    # The threshold may be a calibrated one.
     warn(f"relevant_positions: {message}. Use best_chunk, which needs no threshold.", PositionWarning)
 
 
 def texts_of_corpus(
     corpus: pd.DataFrame | Iterable[Mapping[str, Any]], docnos: set[str], text_field: TextField
 ) -> dict[str, str]:
-    """Return the texts of these documents by docno; those that are not in the corpus are left out."""
+    """Return the texts of these documents by docno, without those missing from the corpus."""
     columns = ["docno", *field_names(text_field)]
     if isinstance(corpus, pd.DataFrame):
         frame = corpus

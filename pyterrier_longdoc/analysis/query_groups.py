@@ -1,4 +1,4 @@
-"""Results of an experiment by groups of queries, such as those with short and with long relevant documents."""
+"""Results of an experiment by groups of queries, e.g. by the length of relevant documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..experiment import ExperimentResults
 from ..experiment.significance import resampled_means
 
 DEFAULT_EDGES = (0, 512, 1024, 2048)
-"""In tokens: the input of a BERT, and twice and four times as much."""
+"""In tokens: the input length of BERT, and two and four times as much."""
 
 
 def by_document_length(
@@ -29,19 +29,20 @@ def by_document_length(
     """Return results by the mean length of a query's relevant documents.
 
     Args:
-        results: of an experiment.
-        qrels: `qid, docno, label`; a label above 0 is relevant.
-        lengths: of documents by docno, e.g. in tokens. Relevant documents without a length do not count.
-        edges: lower ends of the groups; by default a BERT's input, and twice and four times as much, in tokens.
+        results: the results of an experiment.
+        qrels: `qid, docno, label`; labels above 0 are relevant.
+        lengths: the lengths of documents by docno, e.g. in tokens. Relevant documents without a length are ignored.
+        edges: the lower bounds of the groups; by default the input length of BERT in tokens, and two and four times as
+            much.
 
     Returns:
-        See `by_query_value`; queries without a relevant document of known length are left out.
+        See `by_query_value`. Queries without a relevant document of known length are left out.
     """
     return by_query_value(results, relevant_lengths(qrels, lengths), edges=edges, column="document length")
 
 
 def relevant_lengths(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean length of each query's relevant documents: see `by_document_length`."""
+    """Return the mean length of each query's relevant documents; see `by_document_length`."""
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     relevant = qrels[labels_of(qrels, "qrels") > 0].drop_duplicates(["qid", "docno"])
     return mean_by_query(relevant, as_strings(relevant["docno"]).map(dict(lengths)))
@@ -50,20 +51,20 @@ def relevant_lengths(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[
 def by_query_value(
     results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float], column: str = "group"
 ) -> pd.DataFrame:
-    """Return results by groups of queries, each tested on its own.
+    """Return results by groups of queries, with separate tests for each group.
 
     Args:
-        results: of an experiment.
-        values: by qid.
-        edges: lower ends of the groups, ascending; the last group has no upper end.
-        column: name of the first column.
+        results: the results of an experiment.
+        values: the value of each query, by qid.
+        edges: the lower bounds of the groups, ascending; the last group has no upper bound.
+        column: the name of the first column.
 
     Returns:
-        `column` (e.g. `"512 to < 1024"`), `queries`, and the columns of `results.table`: one row for each group that
-        has queries and each system.
+        `column` (e.g. `"512 to < 1024"`), `queries` and the columns of `results.table`, with one row for each non-empty
+        group and system.
 
     Raises:
-        ValueError: if edges do not ascend, or no evaluated query reaches the first one.
+        ValueError: if the edges do not ascend, or no evaluated query reaches the first edge.
     """
     tables = []
     for label, group_results in query_groups(results, values, edges=edges).items():
@@ -77,7 +78,7 @@ def by_query_value(
 def query_groups(
     results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float]
 ) -> dict[str, ExperimentResults]:
-    """Return the results of each group of queries that is not empty, by its label: see `by_query_value`."""
+    """Return the results of each non-empty group of queries by label; see `by_query_value`."""
     query_values = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
     groups = {}
     for low, high in zip(edges, [*edges[1:], np.inf], strict=True):
@@ -87,12 +88,12 @@ def query_groups(
     if list(edges) != sorted(set(edges)):
         raise ValueError(f"edges={list(edges)} must ascend")
     if not groups:
-        raise ValueError(f"edges={list(edges)}: at least one evaluated query must reach the first")
+        raise ValueError(f"edges={list(edges)} must begin lower: no evaluated query reaches the first one")
     return groups
 
 
 def mean_by_query(frame: pd.DataFrame, values: pd.Series) -> dict[str, float]:
-    """Return the mean of the values of each query; they belong to the rows of `frame`, which has the column `qid`."""
+    """Return the mean value of each query; `values` belong to the rows of `frame`, which has the column `qid`."""
     by_query = values.astype("float64").groupby(as_strings(frame["qid"]), sort=False)
     return {str(qid): float(mean) for qid, mean in by_query.mean().items()}
 
@@ -107,16 +108,16 @@ def plot_document_length(
     unit: str = "tokens",
     ax: Any = None,
 ) -> Any:
-    """Draw each system's mean by the length of the relevant documents; return the matplotlib axes.
+    """Plot the mean of each system by the length of the relevant documents; return the matplotlib axes.
 
     Args:
-        results: of an experiment. Its `statistics` set the level of the bootstrap intervals.
+        results: the results of an experiment. Its `statistics` set the level of the bootstrap intervals.
         qrels: `qid, docno, label`.
-        lengths: of documents; `by_document_length` has the numbers.
-        edges: lower ends of the groups.
-        measure: one of the experiment's; None for the first.
-        unit: of `lengths`, for the axis.
-        ax: axes to draw on; None makes a figure.
+        lengths: the lengths of documents by docno, as in `by_document_length`.
+        edges: the lower bounds of the groups.
+        measure: a measure of the experiment; None for the first.
+        unit: the unit of `lengths`, for the axis.
+        ax: axes to draw on; None creates a figure.
     """
     groups = query_groups(results, relevant_lengths(qrels, lengths), edges=edges)
     ax = draw_groups(groups, measure, ax=ax)
@@ -125,7 +126,7 @@ def plot_document_length(
 
 
 def means_by_group(groups: Mapping[str, ExperimentResults]) -> pd.DataFrame:
-    """Return `group, queries, name, measure, mean, low, high`: means over queries with their intervals."""
+    """Return `group, queries, name, measure, mean, low, high`: means over queries with bootstrap intervals."""
     statistics = next(iter(groups.values())).statistics
     rows = []
     for label, results in groups.items():
@@ -145,10 +146,10 @@ def draw_groups(
     labels: Mapping[str, str] | None = None,
     full: Container[tuple[str, str]] = (),
 ) -> Any:
-    """Draw the mean of each system in each group with its interval; return the axes.
+    """Plot the mean of each system in each group with its interval; return the axes.
 
-    `measure` None is the first, `ax` None a new figure; `labels` are the legend's, by system; `full` are the groups and
-    systems with a full marker.
+    If `measure` is None, the first one is drawn; if `ax` is None, a figure is created. `labels` are the legend entries
+    by system; `full` are the groups and systems with a filled marker.
     """
     first = next(iter(groups.values()))
     measure = measure or first.measures[0]

@@ -1,4 +1,4 @@
-"""Whether probabilities of relevance are what they say."""
+"""Reliability of probabilities of relevance: expected calibration error and reliability diagram."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..experiment.significance import Statistics, resampled_means
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """How far probabilities are from the shares of relevant documents: see `reliability`.
+    """The difference between probabilities and shares of relevant documents; see `reliability`.
 
     Attributes:
-        error: the expected calibration error: the mean distance of both in a bin, weighted by its documents.
-        low: lower end of its bootstrap interval over queries, which lies high, as drawing anew adds noise.
-        high: upper end of that interval.
-        table: a row for each bin with documents: `documents`, mean `probability`, share `relevant`.
+        error: the expected calibration error: the mean absolute difference over bins, weighted by their documents.
+        low: the lower bound of its bootstrap interval over queries. Resampling adds noise, so the interval is too high.
+        high: the upper bound of the interval.
+        table: one row per non-empty bin: `documents`, mean `probability`, share `relevant`.
     """
 
     error: float
@@ -31,9 +31,12 @@ class Reliability:
     table: pd.DataFrame
 
     def plot(self) -> Any:
-        """Draw the share of relevant documents against the probability, larger marks for more; return the axes."""
+        """Plot the share of relevant documents against the probability; return the axes.
+
+        The size of a marker is the number of documents.
+        """
         ax, (documents, x, y) = new_axes(), (self.table[name] for name in self.table)
-        ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, label="as it should be")
+        ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, label="perfectly calibrated")
         ax.plot(x, y, label=f"error {self.error:.3f} ({self.low:.3f} to {self.high:.3f})", **line_style(0))
         ax.scatter(x, y, s=300 * documents / documents.max(), alpha=0.3, **line_style(0))
         ax.set(xlabel="probability", ylabel="share of relevant documents", xlim=(0, 1), ylim=(0, 1))
@@ -43,13 +46,16 @@ class Reliability:
 def reliability(
     results: pd.DataFrame, qrels: pd.DataFrame, *, bins: int = 10, judged_only: bool = False
 ) -> Reliability:
-    """Compare the column `probability` of results with judgements.
+    """Compare the column `probability` of results with relevance judgements.
 
     Args:
-        results: `qid, docno, probability`, of `Calibrated` on queries that its `fit` has not seen.
-        qrels: `qid, docno, label`; queries without a label do not count.
-        bins: of equal width from 0 to 1.
-        judged_only: leave out documents without a label, which otherwise count as not relevant.
+        results: `qid, docno, probability` from `Calibrated`, for queries that were not used in `fit`.
+        qrels: `qid, docno, label`; queries without any label are ignored.
+        bins: the number of bins of equal width from 0 to 1.
+        judged_only: ignore documents without a label, which otherwise count as non-relevant.
+
+    Returns:
+        The expected calibration error with its interval, and the table of bins.
     """
     check_arguments("int", at_least=1, bins=bins)
     check_columns(results, ("qid", "docno", "probability"), "results (see ld.Calibrated)")
@@ -57,7 +63,7 @@ def reliability(
     rows, relevant = results[~np.isnan(relevant)], relevant[~np.isnan(relevant)]
     p = numeric(rows, "probability", "results", "probabilities are numbers from 0 to 1")
     if not len(p) or p.min() < 0 or p.max() > 1:
-        raise ValueError(f"results hold {len(p)} rows of queries with qrels, and each needs a probability from 0 to 1")
+        raise ValueError(f"results must have rows for queries of qrels (found: {len(p)}) and a probability from 0 to 1")
     values = pd.DataFrame({"documents": 1, "probability": p, "relevant": relevant})
     sums = values.groupby([rows["qid"].to_numpy(), np.minimum((p * bins).astype(int), bins - 1)]).sum()
     gaps = (sums["probability"] - sums["relevant"]).unstack(fill_value=0.0)  # (queries, bins)

@@ -1,4 +1,4 @@
-"""How a reranker's score of a document changes when its relevant passage moves from start to end."""
+"""Position sensitivity: how the score of a document changes when its relevant passage is moved."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .positions import texts_of_corpus
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 MovedVersion = tuple[float, float, int, int, str]
-"""Requested place, real place, tokens before the passage, tokens of the document, and the text."""
+"""Requested place, real place, tokens before the passage, tokens of the document, text."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionSensitivity:
-    """Scores of documents with their relevant passage at several places.
+    """Scores of documents with the relevant passage at several places.
 
     Args:
-        scores: `name` of the system, `qid`, `docno`, requested `place` (0 is the start of the document and 1 its
-            end), `real_place` of the passage (tokens before it as a share of all tokens of the rest),
-            `first_token` (tokens before the passage), `length` (of the document in tokens) and `score`.
-        confidence: level of the bootstrap intervals.
+        scores: `name` of the system, `qid`, `docno`, requested `place` (0 is the start and 1 the end of the document),
+            `real_place` (the share of the other tokens that precede the passage), `first_token` (number of tokens
+            before the passage), `length` (of the document in tokens) and `score`.
+        confidence: the confidence level of the bootstrap intervals.
         test: see `significance.p_values`.
-        alpha: a change with a corrected p-value below it is significant.
-        resamples: of the queries.
-        seed: of the random numbers.
+        alpha: changes with a corrected p-value below it are significant.
+        resamples: the number of resamples of the queries.
+        seed: the random seed.
     """
 
     scores: pd.DataFrame
@@ -58,23 +58,29 @@ class PositionSensitivity:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row for each system and place.
+        """One row per system and place. Documents of the same query are averaged first.
 
-        Columns: `name, place`; `real_place` and `first_token`, on average; `queries`, the number of queries with a
-        document that has the passage both here and at the first place (only these count); the mean `score`; `change`,
-        the mean difference from the score at the first place, in units of the standard deviation over queries of the
-        scores there, since the scales of systems differ; its bootstrap interval `low, high`; `lower`, the share of
-        queries whose score is lower than at the first place; `p-value` of the change, `p-value corrected` for the
-        number of places by Holm's method, and `reject`; and the `effect size` (Cohen's d_z) of the change. Documents
-        of the same query are averaged first.
+        Columns:
+
+        - `name, place`, and the means of `real_place` and `first_token`;
+        - `queries`: the number of queries that have a document with versions for this place and the first place; only
+          these documents count;
+        - `score`: the mean;
+        - `change`: the mean difference from the score at the first place, with its bootstrap interval `low, high`. The
+          unit is the standard deviation over queries of the scores at the first place, because scales of systems
+          differ;
+        - `lower`: the share of queries with a lower score than at the first place;
+        - `p-value` of the change, `p-value corrected` for the number of places by Holm's method, and `reject`;
+        - `effect size`: Cohen's d_z of the change.
         """
         frames = [self._system_table(name, rows) for name, rows in self.scores.groupby("name", sort=False)]
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Draw the change of each system's score over the real place of the passage; return the matplotlib axes.
+        """Plot the change of each system's score over the real place of the passage; return the matplotlib axes.
 
-        A full marker is a significant change from the first place. `ax` are axes to draw on; None makes a figure.
+        A filled marker means a significant change from the first place. `ax` are axes to draw on; None creates a
+        figure.
         """
         systems = self.table.groupby("name", sort=False)
         ax = ax or new_axes(len(systems))
@@ -106,7 +112,7 @@ class PositionSensitivity:
         return table
 
     def _change(self, values: pd.DataFrame, first: float, place: float, unit: float) -> dict[str, Any]:
-        """Return the row of a place, by the documents with versions for this place and the first one."""
+        """Return the row of a place, from the documents with versions for this place and the first one."""
         means = pd.DataFrame({"x": values[place], "y": values[first]}).dropna().groupby("qid").mean()
         x, y = means[["x"]].to_numpy(), means[["y"]].to_numpy()
         row: dict[str, Any] = {"place": place, "queries": len(means)}
@@ -138,25 +144,25 @@ def position_sensitivity(
 ) -> PositionSensitivity:
     """Score each document with its relevant passage moved to several places.
 
-    The passage is cut out of the document and put between two sentences of the rest, so that all versions of a document
-    have the same words. If no sentence begins near a place (nearer than half the distance between two places), as in
-    tables, logs and transcripts, it is put between two words. In documents of a few words, several places may give one
-    version, which counts once: for the nearest place.
+    The passage is removed from the document and inserted between two sentences of the rest, so that all versions of a
+    document have the same words. If no sentence begins within half the distance between two places, as in tables, logs
+    and transcripts, it is inserted between two words. In documents of a few words, several places can give the same
+    version, which is used once, for the nearest place.
 
     Args:
-        systems: a reranker, or several by name. They read `qid, query, docno` and the text column and set `score`.
+        systems: a reranker, or several by name. Their input is `qid, query, docno` and the text column.
         topics: `qid, query`.
-        corpus: `docno` and the text column: a frame, or an iterable of dicts, such as a dataset's `get_corpus_iter()`.
-        gold: `qid, docno, start, end`: the characters of one relevant passage of each document: gold positions of a
-            collection, or `relevant_positions(...).matched`.
-        places: new places of the passage, as a share of the rest of the document: 0 is before all else.
-        tokenizer: a fast Hugging Face tokenizer, or its name or folder, that counts tokens; None counts words and
-            punctuation marks.
+        corpus: `docno` and the text column: a frame, or an iterable of dicts such as a dataset's `get_corpus_iter()`.
+        gold: `qid, docno, start, end`: the characters of one relevant passage per document, e.g. the gold positions of
+            a collection or `relevant_positions(...).matched`.
+        places: the new places of the passage, as a share of the rest of the document; 0 is the start.
+        tokenizer: a fast Hugging Face tokenizer, its name or folder, to count tokens; None counts words and punctuation
+            marks.
         text_field: the text column.
-        verbose: show a progress bar of the systems.
+        verbose: show a progress bar over the systems.
 
     Returns:
-        The scores, their table and their plot; `dataclasses.replace` with another `test`, `alpha` and so on tests anew.
+        The scores with their table and plot. To change `test`, `alpha` and so on, use `dataclasses.replace`.
 
     Example:
         `ld.position_sensitivity({"FirstP": ld.FirstP()}, topics, corpus, dataset.gold).plot()`
@@ -180,10 +186,10 @@ def position_sensitivity(
 
 
 def move_passage(text: str, start: int, end: int, place: float, reach: float = 1.0) -> tuple[str, int]:
-    """Return a text with its passage from `start` to `end` moved, and the character at which it begins.
+    """Move the passage from `start` to `end`; return the new text and the character at which the passage begins.
 
-    `place` is the share of the rest before it. The passage goes to the nearest sentence boundary if that is nearer than
-    `reach`, a share of the rest, else to the nearest boundary of a word.
+    `place` is the share of the rest before the passage. The passage moves to the nearest sentence boundary if this is
+    closer than `reach` (a share of the rest), and otherwise to the nearest word boundary.
 
     Example:
         >>> move_passage("One. Two. Three.", 5, 9, 1.0)
@@ -206,7 +212,7 @@ def _nearest(target: float, boundaries: list[int]) -> int:
 
 
 def _check_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
-    """Return `qid, query, docno, start, end`, for the topics' queries."""
+    """Return `qid, query, docno, start, end` for the queries of the topics."""
     check_columns(gold, ("qid", "docno", "start", "end"), "gold")
     check_columns(topics, ("qid", "query"), "topics")
     queries = dict(zip(as_strings(topics["qid"]), strings(topics["query"], "query"), strict=True))
@@ -214,30 +220,32 @@ def _check_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
     spans = spans.assign(query=spans["qid"].map(queries)).dropna(subset="query")
     duplicates = spans["docno"][spans.duplicated(["qid", "docno"])].tolist()
     if duplicates or not len(spans):
-        raise ValueError(f"gold must have one passage per document; it has {len(spans)}, several of {duplicates[:5]}")
+        raise ValueError(
+            f"gold must have one passage per document of the topics: it has {len(spans)}, several for {duplicates[:5]}"
+        )
     return spans
 
 
 def _versions(
     spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokenizer: Any, text_field: str
 ) -> pd.DataFrame:
-    """Return one row for each version of each document."""
+    """Return one row per version of each document."""
     rows = []
     for qid, docno, start, end, query in spans.itertuples(index=False):
-        text = texts.get(docno, "")  # if it is not in the corpus
+        text = texts.get(docno, "")  # empty if missing from the corpus
         valid = pd.notna(start) and pd.notna(end) and 0 <= start < end <= len(text)
         if not valid or not text[int(start) : int(end)].strip():
-            raise ValueError(f"gold has no passage of {docno!r}: {start} to {end} of {len(text)} characters")
+            raise ValueError(f"gold of {docno!r} must be a passage: {start} to {end} of {len(text)} characters is not")
         rows += [(qid, query, docno, *version) for version in _document_versions(text, (start, end), places, tokenizer)]
     columns = ["qid", "query", "docno", "place", "real_place", "first_token", "length", text_field]
     versions = pd.DataFrame(rows, columns=columns)
     if not versions.duplicated(["qid", "docno"]).any():
-        raise ValueError("no document of gold has text besides its passage: there is no other place to move it to")
+        raise ValueError("gold must have documents with text outside of the passage, to which it can be moved")
     return versions
 
 
 def _document_versions(text: str, span: Span, places: list[float], tokenizer: Any) -> list[MovedVersion]:
-    """Return a document's versions, each once."""
+    """Return the distinct versions of a document."""
     start, end = map(int, span)
     size = len(text[start:end].strip())
     reach = min(b - a for a, b in pairwise(places)) / 2

@@ -1,4 +1,4 @@
-"""A ranking to look at: the text of its documents, with their windows shaded by a model's scores."""
+"""Display a ranking: the text of its documents, with windows shaded by score."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..common.frames import TextField, as_strings, check_columns, check_windows,
 from ..common.language import counted
 
 SHADES = {"score": "window_scores", "weight": "window_weights"}
-"""The columns that windows can be shaded by, by name."""
+"""The columns by which windows can be shaded."""
 
 STRONGEST = 0.55
-"""Opacity of the strongest shade: text keeps a contrast of at least 7 to 1 on a white and on a black page."""
+"""Opacity of the strongest shade: text keeps a contrast of at least 7 to 1 on white and on black pages."""
 
 PRINTED_CHARACTERS = 100
-"""So much of the best window is printed outside notebooks."""
+"""Characters of the best window that are printed outside notebooks."""
 
-# A notebook does not say whether its page is light or dark. So all colours are the page's (currentColor, transparent)
-# but one transparent blue; strength, numbers and lines say the rest.
+# It is unknown whether a notebook's page is light or dark. All colours are those of the page (currentColor,
+# transparent), except for one transparent blue.
 _STYLE = """
 .ld-show { color: inherit; line-height: 1.5; max-width: 60em; overflow-wrap: anywhere; }
 .ld-show .note { opacity: .75; font-size: 90%; margin: .3em 0; }
@@ -42,7 +42,7 @@ _STYLE = """
 
 
 LONGEST_WORD = 30
-"""Most characters by which a shade is widened."""
+"""Maximum number of characters by which a shade is widened."""
 
 
 def _in_word(character: str) -> bool:
@@ -50,7 +50,7 @@ def _in_word(character: str) -> bool:
 
 
 class _Part(NamedTuple):
-    """Characters of a document that are in the same windows, or in none."""
+    """A part of a document with the same windows (or none) throughout."""
 
     start: int
     end: int
@@ -60,13 +60,13 @@ class _Part(NamedTuple):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the characters are in no window; white space between windows does not count."""
+        """Whether the part has text and is in no window."""
         return not self.windows and bool(self.text.strip())
 
 
 @dataclass(frozen=True, eq=False)
 class _ShownDocument:
-    """A document of a ranking with its windows; `spans` is empty where no model has explained it."""
+    """A document of a ranking with its windows; `spans` is empty if it has none."""
 
     docno: str
     rank: int
@@ -76,14 +76,14 @@ class _ShownDocument:
     spans: list[tuple[int, int]]
     scores: list[float]
     weights: list[float] | None
-    places: list[tuple[int, int]]  # where query tokens have their maximum
+    places: list[tuple[int, int]]  # best matches of query tokens
 
     @property
     def best(self) -> int:
         return int(np.argmax(self.scores))
 
     def parts(self) -> Iterator[_Part]:
-        """Yield the whole text, cut wherever a shaded window or a place starts or ends."""
+        """Yield the text in parts, split wherever a shaded window or a place starts or ends."""
         spans = self.shaded
         ends = sorted({0, len(self.text), *itertools.chain.from_iterable([*spans, *self.places])})
         for start, end in itertools.pairwise(ends):
@@ -93,11 +93,11 @@ class _ShownDocument:
 
     @cached_property
     def shaded(self) -> list[tuple[int, int]]:
-        """The windows, widened to the ends of words where they begin or end within a word."""
+        """The windows, widened to whole words."""
         return [(self._edge(start, -1), self._edge(end, 1)) for start, end in self.spans]
 
     def _edge(self, place: int, step: int) -> int:
-        """Return the end of the word around a place; the place itself in scripts without spaces, and in long words."""
+        """Return the boundary of the word at a place; the place itself in long words and in scripts without spaces."""
         edge, text = place, self.text
         while 0 < edge < len(text) and _in_word(text[edge - 1]) and _in_word(text[edge]):
             edge += step
@@ -111,7 +111,7 @@ class _ShownDocument:
     def summary(self) -> str:
         """Return the best window, and the number of unread characters."""
         if not self.spans:
-            return "no windows: no model has explained this document"
+            return "no windows: not scored with explain=True"
         unread = sum(part.end - part.start for part in self.parts() if part.is_unread)
         start, end = self.spans[self.best]
         score, number = f"{self.scores[self.best]:.3f}", f"window {self.best + 1} of {len(self.spans)}"
@@ -121,7 +121,7 @@ class _ShownDocument:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShownRanking:
-    """A ranking as HTML in notebooks and as text elsewhere: see `show`."""
+    """A ranking, shown as HTML in notebooks and as text elsewhere; see `show`."""
 
     qid: str
     query: str
@@ -163,13 +163,13 @@ class ShownRanking:
 
     def _legend(self, low: float, high: float) -> str:
         if self.by == "score":
-            scale = f"the stronger, the higher its window's score, from {low:.3f} to {high:.3f} in this ranking"
+            scale = f"window score, from {low:.3f} to {high:.3f} in this ranking"
         else:
-            scale = "the stronger, the higher its window's weight, up to the highest weight in the document"
-        places = " Bold: where a query token has its maximum." if any(d.places for d in self.documents) else ""
+            scale = "window weight, up to the highest weight in the document"
+        places = " Bold: best match of a query token." if any(d.places for d in self.documents) else ""
         return (
-            f"Shade: {scale}. Text in several windows has the shade of the highest. Underlined, with a line beside it "
-            f"and ▶: the window that scores best. Dotted: not read.{places}"
+            f"Shade: {scale}. Text in several windows has the strongest of their shades. Underlined, with a line in "
+            f"the margin and ▶: the best window. Dotted: not read.{places}"
         )
 
 
@@ -183,26 +183,26 @@ def show(
     documents: int = 5,
     characters: int = 1000,
 ) -> ShownRanking:
-    """Show the ranked documents of a query with their windows shaded, and the best window marked.
+    """Show the ranked documents of a query with shaded windows and the best window marked.
 
-    Needs results of a model with `explain=True`. Each part of the text begins where a window starts, next to its number
-    and score. A character has the shade of the highest of its windows; scores are compared over all these documents,
-    weights within a document. Bold is what has the maximum of a query token (`MaxSim`).
+    The results must come from a model with `explain=True`. The text is split into parts at the starts of windows, next
+    to their numbers and scores. Text in several windows has the strongest of their shades. Scores are comparable across
+    documents, weights only within a document. The best matches of query tokens (`MaxSim`) are in bold.
 
     Args:
-        results: `qid, query, docno, score`, `rank` if there is one, the text, `window_spans` and `window_scores`.
-        query: a qid, or the text of a query; None where the results are of one query.
-        by: shade of the windows, `"score"` or `"weight"`: the model's attention over windows.
-        text_field: the column or columns that the model made its windows of: its `text_field` without `repeat`.
-        text_loader: supplies the text where the column is absent; as for the models.
-        documents: most documents to show, the first one opened.
-        characters: most characters of a part to show; the rest opens with a click.
+        results: `qid, query, docno, score`, optionally `rank`, the text, `window_spans` and `window_scores`.
+        query: a qid or the text of a query; not needed if the results have one query.
+        by: the shade of windows: `"score"`, or `"weight"` for the model's attention over windows.
+        text_field: the column(s) that the model split into windows: its `text_field` without `repeat`.
+        text_loader: loads the text if the column is missing, as in the models.
+        documents: the maximum number of documents to show; the first one is expanded.
+        characters: the maximum number of characters to show per part; a click shows the rest.
 
     Returns:
-        An object that a notebook shows as HTML, without scripts, and that prints as text.
+        An object that is shown as HTML (without scripts) in notebooks and printed as text elsewhere.
 
     Raises:
-        ValueError: if a column is missing, the results are not of one query, or the windows are those of another text.
+        ValueError: if a column is missing, the results have several queries, or the windows belong to another text.
 
     Example:
         `ld.show((bm25 >> ld.MaxP(explain=True)).search("draw a pie chart"))`.
@@ -211,8 +211,8 @@ def show(
     check_arguments("int", at_least=1, documents=documents, characters=characters)
     fields = field_names(text_field)
     check_columns(results, ("qid", "query", "docno", "score"), "results")
-    check_columns(results, fields if text_loader is None else (), "results (pass text_loader=, or text_field=)")
-    check_columns(results, ("window_spans", "window_scores", SHADES[by]), "results (give the reranker explain=True)")
+    check_columns(results, fields if text_loader is None else (), "results (set text_loader= or text_field=)")
+    check_columns(results, ("window_spans", "window_scores", SHADES[by]), "results (set explain=True in the reranker)")
     check_windows(results, text_field)
     rows = _rows_of_query(results, query)
     rows = rows.sort_values("score", ascending=False, kind="stable") if "rank" not in rows else rows
@@ -235,7 +235,7 @@ def _rows_of_query(results: pd.DataFrame, query: str | None) -> pd.DataFrame:
     number = rows["qid"].nunique()
     if number != 1:
         examples = (rows if number else results)["qid"].unique().tolist()[:5]
-        raise ValueError(f"query={query!r} matches {number} qids: give one of the results, such as {examples}")
+        raise ValueError(f"query={query!r} matches {number} qids: choose one of the results, such as {examples}")
     return rows
 
 
@@ -244,8 +244,8 @@ def _shown_document(row: dict[Any, Any], text: str) -> _ShownDocument:
     end = max((int(end) for _, end in spans or ()), default=0)
     if end > len(text):
         raise ValueError(
-            f"window_spans of {row['docno']!r} end at character {end}, and its text has {len(text)}: give text_field= "
-            f"(without repeat) or text_loader= for the text that the model has read"
+            f"window_spans of {row['docno']!r} end at character {end}, but its text has {len(text)}: set text_field= "
+            f"(without repeat) or text_loader= as in the model"
         )
     return _ShownDocument(
         str(row["docno"]),
@@ -261,7 +261,7 @@ def _shown_document(row: dict[Any, Any], text: str) -> _ShownDocument:
 
 
 def _list_or_none(values: Any) -> list[Any] | None:
-    """Return a value for each window; None without an explanation, as in a union of results."""
+    """Return one value per window; None if the row has no windows, as in a union of results."""
     return list(values) if isinstance(values, Sequence | np.ndarray) else None
 
 
@@ -277,7 +277,7 @@ def _shades(document: _ShownDocument, by: str, low: float, high: float) -> list[
 
 @dataclass(frozen=True)
 class _DocumentHtml:
-    """Writes a document that opens with a click: its title, summary and text."""
+    """Writes a document as a collapsible block of title, summary and text."""
 
     document: _ShownDocument
     shades: Sequence[float]
@@ -293,7 +293,7 @@ class _DocumentHtml:
         return f'<details class="document"{opened}><summary>{title}</summary>{text}{plain}</details>'
 
     def _row(self, group: Sequence[_Part]) -> str:
-        """Return parts of the text beside the numbers of the windows that start with them."""
+        """Return parts of the text next to the numbers of the windows that start there."""
         document, start, end = self.document, group[0].start, group[-1].end
         if not group[0].windows:
             text = _collapsible(group[0].text, min(self.characters, 200))
@@ -312,7 +312,7 @@ class _DocumentHtml:
         return f'<div class="part{" best" * best}"><div class="of">{labels}</div><div class="text">{text}</div></div>'
 
     def _number(self, window: int) -> str:
-        """Return the label beside the start of a window."""
+        """Return the label at the start of a window."""
         weights = self.document.weights
         weight = "" if weights is None else f"<br>weight {weights[window]:.3f}"
         text = f"{window + 1}: {self.document.scores[window]:.3f}{weight}"
@@ -328,9 +328,9 @@ class _DocumentHtml:
 
 
 def _groups_of(parts: Sequence[_Part], best: int) -> Iterator[list[_Part]]:
-    """Yield the parts that share a label and a bar: up to the next start of a window or of unread text.
+    """Group the parts that share a label and a bar: up to the next start of a window or of unread text.
 
-    The bar of the best window also ends where that window ends. White space outside windows is left out.
+    The bar of the best window ends where that window ends. White space outside windows is left out.
     """
     group: list[_Part] = []
     for part in (part for part in parts if part.windows or part.is_unread):
@@ -344,7 +344,7 @@ def _groups_of(parts: Sequence[_Part], best: int) -> Iterator[list[_Part]]:
 
 
 def _collapsible(text: str, characters: int) -> str:
-    """Return a text that shows its first characters; the rest opens with a click."""
+    """Return a text of which the first characters are shown and the rest is collapsed."""
     rest = text[characters:]
     details = f"<details><summary>… {len(rest)} more characters</summary>{escape(rest)}</details>" if rest else ""
     return escape(text[:characters]) + details

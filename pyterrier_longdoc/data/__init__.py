@@ -1,6 +1,6 @@
-"""Test collections: read, generated with relevant passages at known places, and checked for leaks."""
+"""Test collections: readers, generators with known positions of relevant passages, and a check for leaks."""
 
-# At once and not on first use: three of the functions have the name of their module.
+# Not imported lazily, because three of the functions have the name of their module.
 from .collection import CollectionParts, PositionedCollection
 from .docstrings import DocstringsDataset
 from .far_relevant import far_relevant

@@ -1,4 +1,4 @@
-"""What the collections of this package share: texts that are looked up, and known places of relevant passages."""
+"""Base classes of collections: text loading and known positions of relevant passages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..common.language import Counter, token_counter
 from ..common.progress import work_bar
 
 Documents = Mapping[str, Mapping[str, str]]
-"""docno -> {"docno": ..., "text": ..., further fields}."""
+"""docno -> {"docno": ..., "text": ..., other fields}."""
 
 GOLD_COLUMNS = {
     **dict.fromkeys(("qid", "docno"), "str"),
@@ -33,18 +33,18 @@ GOLD_COLUMNS = {
 
 
 class StreamedDocuments(Mapping[str, Mapping[str, str]]):
-    """Documents that are made or read on demand, so that a collection of any size takes no memory."""
+    """Documents that are created or read on demand, so that they need not fit into memory."""
 
     @abstractmethod
     def rows(self) -> Iterator[Mapping[str, str]]:
         """Iterate over all documents."""
 
     def many(self, docnos: Sequence[str]) -> Documents:
-        """Return these documents, read together where that is faster; missing ones are left out."""
+        """Return these documents, read together if that is faster; missing ones are left out."""
         return self
 
     def values(self) -> ValuesView[Mapping[str, str]]:
-        """Return a view of all documents, which can be iterated over again."""
+        """Return a re-iterable view of all documents."""
         return _Rows(self)
 
 
@@ -59,8 +59,8 @@ class _Rows(ValuesView[Mapping[str, str]]):
 class TextLoader(pt.Transformer):
     """Adds the text of each document to a frame with a ``docno`` column.
 
-    Nothing is truncated, as a Terrier meta index would. Rows, their order, their index and all other columns are kept;
-    a column of the same name is replaced.
+    Texts are not truncated, unlike those of a Terrier meta index. Rows, order, index and other columns stay the same;
+    an existing column of the same name is replaced.
 
     Example:
         >>> loader = TextLoader({"d1": {"docno": "d1", "text": "a long document"}}, ["text"])
@@ -72,7 +72,7 @@ class TextLoader(pt.Transformer):
     fields: list[str]
     name: str = ""
     verbose: bool = False
-    papers: tuple[str, ...] | None = None  # PyTerrier takes an empty tuple for one of transformers
+    papers: tuple[str, ...] | None = None  # not empty, because PyTerrier treats an empty tuple as transformers
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Add the fields; raise KeyError if a docno is not in the collection."""
@@ -96,9 +96,9 @@ class TextLoader(pt.Transformer):
         return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies a loader, for JSON; raise ValueError if its documents are not in memory."""
+        """Return a JSON description that identifies the loader; ValueError if its documents are not in memory."""
         if isinstance(self.documents, StreamedDocuments):
-            raise ValueError(f"{self!r} reads its documents on demand: they cannot be compared")
+            raise ValueError(f"{self!r} reads its documents on demand, so they cannot be compared")
         content = blake2b(digest_size=16)
         for docno, document in self.documents.items():
             for text in (docno, *(document[name] for name in self.fields)):
@@ -106,11 +106,11 @@ class TextLoader(pt.Transformer):
         return {"fields": list(self.fields), "documents": len(self.documents), "content": content.hexdigest()}
 
     def fuse_rank_cutoff(self, k: int) -> pt.Transformer:
-        """Cut the ranking before the texts are looked up (``loader % k``)."""
+        """Apply a rank cutoff before the texts are loaded (``loader % k``)."""
         return pt.RankCutoff(k) >> self
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """Return how PyTerrier draws this transformer, which would otherwise print every document."""
+        """Return the schematic for PyTerrier, without the documents."""
         return {"label": "TextLoader", "help_url": None, "settings": {"name": self.name, "fields": self.fields}}
 
     def __repr__(self) -> str:
@@ -118,21 +118,21 @@ class TextLoader(pt.Transformer):
 
 
 class Collection(pt.datasets.Dataset):
-    """A test collection. Subclasses give ``name``, ``documents``, topics and qrels."""
+    """A test collection. Subclasses define ``name``, ``documents``, topics and qrels."""
 
     name: str
     tokenizer: Any = None
     papers: tuple[str, ...] = ()
-    """Behind the collection: keys of `references.bib`, or BibTeX entries."""
+    """The papers of the collection: keys of `references.bib`, or BibTeX entries."""
 
     @property
     @abstractmethod
     def documents(self) -> Documents:
-        """All documents, docno -> {"docno", "text", further fields}, in order, read at first use; with equal fields."""
+        """All documents, docno -> {"docno", "text", other fields}, in order; read on first use, with equal fields."""
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """The variants of topics and qrels, with their qids; empty if there is only one."""
+        """The qids of each variant of topics and qrels; empty if there is only one."""
         return {}
 
     @cached_property
@@ -140,19 +140,19 @@ class Collection(pt.datasets.Dataset):
         return {}
 
     def get_corpus_iter(self, *, verbose: bool = True) -> pt.model.IterDict:
-        """Return a sized iterator of ``{"docno": ..., "text": ..., ...}``, for indexing."""
+        """Return a sized iterator of ``{"docno": ..., "text": ..., ...}`` for indexing."""
         rows = self.documents.values()
         bar = pt.tqdm(rows, desc=f"{self.name} documents", disable=not verbose)
         return pt.utils.GeneratorLen(map(dict, bar), len(rows))
 
     def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> pt.Transformer:
-        """Return a transformer that adds the document texts to any frame with a ``docno`` column.
+        """Return a transformer that adds the document texts to a frame with a ``docno`` column.
 
-        The same arguments give the same object, so that ``pt.Experiment(..., plan="tree")`` sees that
-        pipelines share it.
+        The same arguments return the same object, so that ``pt.Experiment(..., plan="tree")`` recognizes it in several
+        pipelines.
 
         Args:
-            fields: ``"*"`` for all fields, or one or several of their names.
+            fields: ``"*"`` for all fields, or the names of one or several fields.
             verbose: show a progress bar.
         """
         available = self._fields()
@@ -165,33 +165,34 @@ class Collection(pt.datasets.Dataset):
         return self._loaders[key]
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the texts, for JSON, see `TextLoader.describe`."""
+        """Return a JSON description that identifies the texts; see `TextLoader.describe`."""
         return TextLoader(self.documents, self._fields(), self.name).describe()
 
     def lengths(self, tokenizer: Any = None) -> np.ndarray:
         """Return the length of each document, `(D,)` int64, in the order of the corpus.
 
         Args:
-            tokenizer: counts the tokens, see `token_counter`; None takes the collection's own, or words and
+            tokenizer: counts the tokens, see `token_counter`; None uses the collection's tokenizer, or counts words and
                 punctuation marks if it has none.
         """
         count = token_counter(self.tokenizer if tokenizer is None else tokenizer)
         return np.fromiter((count([row["text"]])[0] for row in self.documents.values()), dtype=np.int64)
 
     def statistics(self, tokenizer: Any = None, *, limits: Sequence[int] = (1431, 1500)) -> pd.DataFrame:
-        """Return sizes of the collection, as in Tables 7 and 8 and Section C.2 of Boytsov et al. 2025.
+        """Return statistics of the collection, as in Tables 7 and 8 and Section C.2 of Boytsov et al. 2025.
 
         Args:
-            tokenizer: counts the tokens, see `lengths`; that of BERT in the paper.
-            limits: lengths in tokens; the table has the share of longer documents.
+            tokenizer: counts the tokens, see `lengths`; the paper uses BERT's.
+            limits: lengths in tokens; the table has the share of documents that exceed each of them.
 
         Returns:
-            A row for each variant of topics and qrels and one for `all` (`split`). Of queries it has the number
-            (`queries`), mean length (`query_tokens`) and mean number of relevant documents (`positives`); of documents
-            (those of the variant's length, if the collection has several) the number (`documents`), the mean length
-            (`document_tokens`), its `median`, `p90` and `max`, and the share `over_1431` and so on; of the relevant
-            passages' first tokens, in the collection's own tokens, `first_min`, `first_mean` and `first_max`.
-            Unknown values are NaN.
+            One row per variant of topics and qrels and one for `all` (column `split`), with unknown values as NaN:
+
+            - `queries`, their mean length `query_tokens` and mean number of relevant documents `positives`;
+            - `documents` (those of the variant's length, if the collection has several), their mean length
+              `document_tokens`, its `median`, `p90` and `max`, and the shares `over_1431` and so on;
+            - `first_min`, `first_mean` and `first_max` of the first tokens of relevant passages, in tokens of the
+              collection.
         """
         count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self.lengths(tokenizer)
         rows = []
@@ -206,11 +207,11 @@ class Collection(pt.datasets.Dataset):
         return pd.DataFrame(rows)
 
     def _document_selection(self, split: str) -> Any:
-        """Return the index into `lengths` of a variant's documents."""
+        """Return the index into `lengths` of the documents of a variant."""
         return slice(None)
 
     def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-        """Return topics and qrels of a variant; None for a missing one."""
+        """Return the topics and qrels of a variant; None if they are missing."""
         variant = split if split in self.splits else None
         topics = self.get_topics(variant) if self._describe_component("topics") else None
         return topics, self.get_qrels(variant) if self._describe_component("qrels") else None
@@ -225,7 +226,7 @@ class Collection(pt.datasets.Dataset):
 def _query_sizes(topics: pd.DataFrame | None, qrels: pd.DataFrame | None, count: Counter) -> dict[str, Any]:
     if topics is None or not len(topics):
         return {"queries": 0, "query_tokens": np.nan, "positives": np.nan}
-    # Topics of ir_datasets may have several fields and no query.
+    # Topics of ir_datasets can have several fields and no query.
     tokens = np.mean(count(topics["query"].tolist())) if "query" in topics else np.nan
     positives = np.nan
     if qrels is not None:
@@ -235,16 +236,16 @@ def _query_sizes(topics: pd.DataFrame | None, qrels: pd.DataFrame | None, count:
 
 @dataclass(frozen=True)
 class CollectionParts:
-    """What a `PositionedCollection` consists of.
+    """The parts of a `PositionedCollection`.
 
     Attributes:
-        documents: docno -> fields, perhaps `StreamedDocuments`.
+        documents: docno -> fields; `StreamedDocuments` are possible.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
-        gold: the rows of `PositionedCollection.gold`, or a function that makes them.
-        splits: variant of topics and qrels -> its qids.
-        groups: docno -> a group of comparable documents, such as those of one context length.
-        lengths: makes the length in tokens of each document, in order; None counts them.
+        gold: the rows of `PositionedCollection.gold`, or a function that returns them.
+        splits: variant of topics and qrels -> qids.
+        groups: docno -> group of comparable documents, e.g. of the same context length.
+        lengths: returns the length of each document in tokens, in order; None counts them.
     """
 
     documents: Documents
@@ -257,15 +258,15 @@ class CollectionParts:
 
 
 class PositionedCollection(Collection):
-    """Documents, topics, qrels, and the place of each relevant passage: a PyTerrier dataset.
+    """A PyTerrier dataset with documents, topics, qrels and the positions of relevant passages.
 
     Args:
-        name: of the collection.
-        parts: its parts, or a function that makes them at the first use.
+        name: the name of the collection.
+        parts: its parts, or a function that returns them on first use.
         tokenizer: counts the tokens of lengths and of positions in `gold`, see `token_counter`.
-        default: the default variant of topics and qrels; None means all of them.
-        variants: names of the variants, if `parts` is a function.
-        papers: behind the collection: keys of `references.bib`, or BibTeX entries.
+        default: the default variant of topics and qrels; None for all.
+        variants: the names of the variants, needed if `parts` is a function.
+        papers: the papers of the collection: keys of `references.bib`, or BibTeX entries.
     """
 
     def __init__(
@@ -283,17 +284,17 @@ class PositionedCollection(Collection):
 
     @cached_property
     def parts(self) -> CollectionParts:
-        """All parts of the collection, made at the first use."""
+        """The parts of the collection, created on first use."""
         return self._source() if callable(self._source) else self._source
 
     @property
     def documents(self) -> Documents:
-        """All documents, docno -> {"docno", "text", perhaps "title"}, in order."""
+        """All documents, docno -> {"docno", "text", optionally "title"}, in order."""
         return self.parts.documents
 
     @property
     def corpus(self) -> ValuesView[Mapping[str, str]]:
-        """All documents: dicts of `docno`, `text` and perhaps `title`; can be iterated over again."""
+        """All documents as dicts of `docno`, `text` and optionally `title`; re-iterable."""
         return self.documents.values()
 
     @property
@@ -308,47 +309,49 @@ class PositionedCollection(Collection):
 
     @cached_property
     def gold(self) -> pd.DataFrame:
-        """Where the relevant passages stand, one row each.
+        """The positions of the relevant passages, one row per passage.
 
         Columns: `qid` and `docno`; `start` and `end`, half-open character offsets in the document's text;
-        `first_token`, the number of tokens before it; `length` of the document in tokens; `position`, the kind
-        of place (early, uniform or far); and `passage`, its docno in the source collection.
+        `first_token`, the number of tokens before the passage; `length`, of the document in tokens; `position`, the
+        kind of place (early, uniform or far); and `passage`, the docno of the passage in the source collection.
         """
         return pd.DataFrame(list(self.gold_rows()), columns=list(GOLD_COLUMNS)).astype(GOLD_COLUMNS)
 
     def gold_rows(self) -> Iterable[tuple[Any, ...]]:
-        """Return the rows of `gold`, to be read one after the other."""
+        """Return an iterable of the rows of `gold`."""
         return self.parts.gold() if callable(self.parts.gold) else self.parts.gold
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """The variants of topics and qrels, with their qids; empty if there is only one."""
+        """The qids of each variant of topics and qrels; empty if there is only one."""
         return {name: list(qids) for name, qids in self.parts.splits.items()}
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
-        """Return the topics of a variant, `qid` and `query`; None stands for the default."""
+        """Return the topics of a variant, `qid` and `query`; None for the default."""
         return self._of_variant(self.topics, variant)
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
-        """Return the judgements of a variant, `qid`, `docno` and `label`; None stands for the default."""
+        """Return the judgements of a variant, `qid`, `docno` and `label`; None for the default."""
         return self._of_variant(self.qrels, variant)
 
     def candidates(
         self, variant: str | None = None, *, pool: str = "all", depth: int | None = None, seed: int = 0
     ) -> pd.DataFrame:
-        """Return documents of the collection to rerank without a first stage, in random order.
+        """Return candidates for reranking without a first stage, in random order.
 
         Args:
-            variant: of the topics.
-            pool: "all" documents (Boytsov et al. 2025 rerank all 800 of a LongEmbed set), those of the "same_length" as
-                the topic's relevant document (its group, if there are any; LongEmbed's own protocol), or those that are
-                "judged" for the topic, relevant or not.
-            depth: documents for each topic, among them all relevant ones; None takes the whole pool. ValueError if the
-                pool is empty or smaller.
-            seed: of the sample and its order.
+            variant: the variant of the topics.
+            pool: "all" documents (Boytsov et al. 2025 rerank all 800 of a LongEmbed set); documents of the
+                "same_length" group as the relevant document, if the collection has groups (the protocol of LongEmbed);
+                or documents "judged" for the topic, relevant or not.
+            depth: the number of documents per topic, including all relevant ones; None for the whole pool.
+            seed: the random seed of the sample and its order.
 
         Returns:
-            `qid, query, docno, score, rank`, with scores that fall from 0.
+            `qid, query, docno, score, rank`, with scores that decrease from 0.
+
+        Raises:
+            ValueError: if the pool of a topic is empty or smaller than `depth`.
         """
         pools = ("all", "judged", "same_length") if self.parts.groups else ("all", "judged")
         check_arguments("str", repr(self), choices=pools, pool=pool)
@@ -368,7 +371,7 @@ class PositionedCollection(Collection):
         return pd.DataFrame(rows, columns=["qid", "query", "docno", "score", "rank"])
 
     def lengths(self, tokenizer: Any = None) -> np.ndarray:
-        """Return the length of each document, see `Collection.lengths`."""
+        """Return the length of each document; see `Collection.lengths`."""
         if tokenizer is None and self.parts.lengths is not None:
             return np.fromiter(self.parts.lengths(), dtype=np.int64)
         return super().lengths(tokenizer)
@@ -408,20 +411,20 @@ def _by_query(pairs: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _sample(rng: random.Random, population: list[str], positives: list[str], depth: int | None, qid: str) -> list[str]:
-    """Return `depth` documents in random order, all positives among them; None takes the whole population."""
+    """Return `depth` documents in random order, including all positives; None for the whole population."""
     if depth is None and population:
         return rng.sample(population, len(population))
     if depth is None or not len(positives) <= depth <= len(population):
-        contents = f"its pool has {len(population)} documents, {len(positives)} of them relevant"
-        raise ValueError(f"depth={depth} cannot be met for {qid!r}: {contents}")
+        contents = f"its pool has {len(population)} documents, of which {len(positives)} are relevant"
+        raise ValueError(f"depth={depth} is not possible for qid {qid!r}: {contents}")
     distinct = set(positives)
-    # Enough even if every relevant document is among the draws.
+    # Enough even if every relevant document is drawn.
     reserve = rng.sample(population, min(len(population), depth + len(distinct)))
     docnos = [*positives, *[docno for docno in reserve if docno not in distinct][: depth - len(positives)]]
     return rng.sample(docnos, len(docnos))
 
 
 def between(rng: random.Random, first: int, last: int) -> int:
-    """Draw a number from `first` to `last`, both included; the same for all versions of Python."""
-    # random() is the one method whose numbers Python promises not to change.
+    """Draw a number from `first` to `last`, both included; the result is the same in all versions of Python."""
+    # random() is the only method whose results Python guarantees not to change.
     return first + int(rng.random() * (last - first + 1))

@@ -1,9 +1,8 @@
 """Known-item search in the documentation of installed Python packages.
 
-Long English documents with queries and relevance labels, on any machine this package runs on, without a download.
-The first sentence of a docstring is the query, the rest of that docstring is the one relevant document. Sources are
-parsed (`ast`), never imported. The collection is the same wherever the same versions of the packages are installed:
-report `DocstringsDataset.versions` with results.
+The collection has long English documents, queries and relevance labels, and needs no download. The first sentence of a
+docstring is a query; the rest of the docstring is its only relevant document. Sources are parsed (`ast`), not imported.
+The collection depends on the installed versions of the packages: report `DocstringsDataset.versions` with results.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ _log = logging.getLogger(__name__)
 STDLIB = "stdlib"
 _NAMES = (STDLIB, "matplotlib", "numpy", "pandas", "scipy", "sklearn", "torch", "transformers")
 PACKAGES: dict[str, str] = {name: name for name in _NAMES} | {STDLIB: "", "sklearn": "scikit-learn"}
-"""Import name -> distribution name of the packages read by default; those not installed are skipped."""
+"""Import name -> distribution name of the default packages; packages that are not installed are skipped."""
 
 SPLITS = ("train", "dev", "test")
-LONG_TOKENS = 512  # the positions of BERT: a longer document cannot be read in one go
+LONG_TOKENS = 512  # BERT's maximum input length
 VARIANTS = (*SPLITS, *(f"{split}-long" for split in SPLITS))
 
 MIN_DOCUMENT_WORDS = 50
 MIN_QUERY_WORDS = 4
 MAX_QUERY_WORDS = 40
 
-_FORMAT = 1  # raise when the rules below change: cached collections are then rebuilt
+_FORMAT = 1  # increment when the rules below change, so that cached collections are rebuilt
 _SKIPPED_FOLDERS = re.compile(
     r"_?tests?|_?testing|site-packages|dist-packages|lib2to3|idlelib|turtledemo|ensurepip"
     r"|_?externals?|_?vendor(ed)?|third_party|__pycache__"
 )
-# Not those of `common.language`, which may change: the topics are published.
+# Not imported from `common.language`, where they can change: the topics are published.
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
-_LETTERS = re.compile(r"[^\W\d_]{2,}")  # a word that is no number
+_LETTERS = re.compile(r"[^\W\d_]{2,}")  # a word that is not a number
 _LONG_STRING = re.compile(rb'("""|\'\'\')(?:(?!\1).){100}', re.DOTALL)
 _RULER = re.compile(r"[^\w\s]{3,}\s*$")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
@@ -71,28 +70,28 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Entry:
-    """One document of the collection, and its topic."""
+    """A document of the collection and its topic."""
 
     docno: str  # dotted path of the documented object, such as numpy.linalg.svd
     text: str  # the docstring without its first sentence
-    query: str  # that sentence; empty if it makes no topic: the document then only distracts
+    query: str  # the first sentence; empty if it is not used as a topic
     tokens: int  # of the text, see `count_tokens`
 
 
 def split_of(docno: str) -> str:
     """Return the split of a document: 70 % train, 10 % dev, 20 % test.
 
-    The docno decides, so that a document stays in its split when a package is added or updated.
+    It only depends on the docno, so that a document stays in its split when packages are added or updated.
     """
     bucket = int.from_bytes(blake2b(docno.encode(), digest_size=8).digest(), "big") % 100
     return "train" if bucket < 70 else "dev" if bucket < 80 else "test"
 
 
 def split_summary(docstring: str) -> tuple[str, str]:
-    """Split a docstring into its first sentence, cleaned, and everything after it.
+    """Split a docstring into its first sentence, cleaned, and the rest.
 
-    The sentence ends with the first paragraph at the latest. It loses line breaks, reStructuredText markup
-    and its final full stop or colon, since nobody types those into a search box.
+    The sentence ends with the first paragraph at the latest. Line breaks, reStructuredText markup and the final full
+    stop or colon are removed, because users do not type them into a search box.
 
     Example:
         >>> split_summary("Return the :class:`~a.Pool` in *use*. More.")
@@ -113,14 +112,14 @@ def split_summary(docstring: str) -> tuple[str, str]:
 def collect(packages: Mapping[str, Path]) -> list[Entry]:
     """Read the docstrings of packages.
 
-    A docstring is kept if it has at least `MIN_DOCUMENT_WORDS` words after its first sentence; of equal texts only the
+    A docstring is kept if it has at least `MIN_DOCUMENT_WORDS` words after its first sentence; of equal texts, the
     first by docno is kept. The sentence is a topic unless it has fewer than `MIN_QUERY_WORDS` or more than
-    `MAX_QUERY_WORDS` words, is a signature or a template, stands verbatim in its document, or opens docstrings of
-    different texts. Comparisons ignore letter case and white space.
+    `MAX_QUERY_WORDS` words, is a signature or a template, occurs verbatim in its document, or is shared by docstrings
+    with different texts. Comparisons ignore letter case and white space.
 
     Args:
-        packages: Import name -> package folder; under the name `STDLIB`, a folder of top-level modules.
-            Test and vendored folders are left out, files that cannot be read or parsed are skipped.
+        packages: import name -> package folder; for the name `STDLIB`, a folder of top-level modules. Folders with
+            tests or vendored packages, and files that cannot be read or parsed, are skipped.
 
     Returns:
         The documents, sorted by docno.
@@ -146,7 +145,7 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
 
 
 def installed_packages() -> dict[str, Path]:
-    """Return the folders of those `PACKAGES` that are installed, by name, without importing any."""
+    """Return the folders of the installed `PACKAGES` by name, without importing them."""
     folders = {name: _find(name) for name in PACKAGES}
     return {name: path for name, path in folders.items() if path is not None and path.is_dir()}
 
@@ -154,16 +153,16 @@ def installed_packages() -> dict[str, Path]:
 class DocstringsDataset(PositionedCollection):
     """Known-item search in Python documentation: ``pt.get_dataset("longdoc:docstrings")``.
 
-    Variants of topics and qrels are ``train``, ``dev`` and ``test`` (the default), and ``train-long``,
-    ``dev-long`` and ``test-long``: those topics whose document is longer than 512 tokens (`count_tokens`).
-    The corpus is always the whole one. A document has the fields ``text`` and ``title``; the title is the
-    dotted path, which names the object of the query: do not index it if the task should stay hard.
+    Variants of topics and qrels are ``train``, ``dev`` and ``test`` (the default), and ``train-long``, ``dev-long`` and
+    ``test-long``, which have the topics with documents of more than 512 tokens (`count_tokens`). All variants share the
+    corpus. Documents have the fields ``text`` and ``title``. The title is the dotted path of the documented object,
+    which makes retrieval easy: do not index it if the task should stay hard.
 
-    The default collection is built once for each set of package versions (half a minute) and then kept in the folder
+    The default collection is built once for each set of package versions (in half a minute) and stored in the folder
     ``longdoc`` of PyTerrier's home.
 
     Args:
-        packages: import name -> folder, in place of the installed `PACKAGES`; this collection is not kept on disk.
+        packages: import name -> folder, instead of the installed `PACKAGES`; such a collection is not stored on disk.
     """
 
     def __init__(self, packages: Mapping[str, Path] | None = None) -> None:
@@ -172,7 +171,7 @@ class DocstringsDataset(PositionedCollection):
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """All documents with their queries, sorted by docno; read or built at the first use."""
+        """All documents with their queries, sorted by docno; read or built on first use."""
         if self._packages is not None:
             return collect(self._packages)
         recipe = {"format": _FORMAT, "versions": self.versions}
@@ -181,12 +180,12 @@ class DocstringsDataset(PositionedCollection):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Name -> version of the packages the collection is made of."""
+        """The versions of the packages in the collection, by name."""
         packages = installed_packages() if self._packages is None else self._packages
         return {name: _version(name) for name in packages}
 
     def get_topics_lang(self) -> str:
-        """Return English."""
+        """Return the language of the topics, English."""
         return "en"
 
     get_corpus_lang = get_topics_lang
@@ -211,26 +210,26 @@ class DocstringsDataset(PositionedCollection):
 
 
 def _load_or_build(file: Path, recipe: dict[str, Any]) -> list[Entry]:
-    """Read the installed collection from a file that begins with its recipe, or build and write it."""
+    """Read the collection from a file that begins with its recipe, or build it and write the file."""
     try:
         header, *rows = (row for _, row in read_jsonl(file))
         if header == recipe:
             return [Entry(**row) for row in rows]
-        _log.warning("%s is damaged (another recipe) and built again", file)
+        _log.warning("%s is damaged (different recipe): building it again", file)
     except FileNotFoundError:
         _log.info("building %s", file)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        _log.warning("%s is damaged (%s) and built again", file, error)
+        _log.warning("%s is damaged (%s): building it again", file, error)
     entries = collect(installed_packages())
     try:
         write_jsonl(file, [recipe, *map(asdict, entries)])
     except OSError as error:
-        _log.warning("%s cannot be kept: %s", file, error)
+        _log.warning("%s cannot be written: %s", file, error)
     return entries
 
 
 def folded(text: str) -> str:
-    """Return a text in which letter case and white space make no difference."""
+    """Normalize letter case and white space of a text."""
     return " ".join(text.casefold().split())
 
 
@@ -246,7 +245,7 @@ def _is_topic(query: str, text: str) -> bool:
 
 def _all_docstrings(packages: Mapping[str, Path]) -> list[tuple[str, str]]:
     was_enabled = gc.isenabled()
-    gc.disable()  # nearly halves the time: trees have no cycles, but each collection searches all their nodes
+    gc.disable()  # nearly halves the time: syntax trees have no cycles, but garbage collection visits all nodes
     try:
         return list(chain.from_iterable(_docstrings(*package) for package in packages.items()))
     finally:
@@ -275,7 +274,7 @@ def _parse(file: Path) -> ast.Module | None:
     try:
         source = file.read_bytes()
         if not _LONG_STRING.search(source):
-            return None  # nothing in it is long enough, and parsing is most of the build
+            return None  # no string is long enough, and parsing takes most of the time
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # other people's invalid escape sequences
             return ast.parse(source)
@@ -303,7 +302,7 @@ def _find(name: str) -> Path | None:
         return Path(sysconfig.get_path("stdlib"))
     try:
         spec = importlib.util.find_spec(name)
-    except ValueError:  # a module already loaded that hides its origin
+    except ValueError:  # a loaded module without a spec
         return None
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return Path(folders[0]) if folders else None

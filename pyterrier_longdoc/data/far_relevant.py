@@ -1,7 +1,7 @@
-"""FarRelevant: documents of random passages, one of them relevant, at a chosen place.
+"""FarRelevant: documents of random passages with one relevant passage at a chosen position.
 
-Documents are made when they are read, each from its own random numbers: a collection of half a million documents takes
-the memory of one of five thousand, and a document does not depend on which others are made.
+Documents are generated when they are read, each from its own random numbers. A collection of half a million documents
+therefore needs as much memory as one of five thousand, and a document does not depend on the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .passages import PassagePool, read_source
 
 PASSAGE_POSITIONS = ("early", "uniform", "far")
 
-_ATTEMPTS = 50  # random draws before the whole pool is searched for a passage that fits
+_ATTEMPTS = 50  # random draws before the whole pool is searched for a suitable passage
 
 
 def far_relevant(
@@ -50,58 +50,58 @@ def far_relevant(
     seed: int = 0,
     name: str = "far-relevant",
 ) -> PositionedCollection:
-    """Build a collection of long documents with one relevant passage each, from a passage collection.
+    """Build a collection of long documents with one relevant passage each from a passage collection.
 
     For each relevant passage of each topic, with C tokens (Boytsov et al. 2025, Section C.2):
 
-    1. draw the document's length D from `min_offset + C` to `max_doc_len`;
-    2. draw non-relevant passages, all different, until they have at least `min_offset` tokens;
+    1. draw the document length D from `min_offset + C` to `max_doc_len`;
+    2. draw distinct non-relevant passages until they have at least `min_offset` tokens;
     3. draw more of them until there are at least D - C tokens;
-    4. mix the passages of step 3 with the relevant one, and put those of step 2 in front.
+    4. shuffle the passages of step 3 with the relevant one, and put those of step 2 in front.
 
-    The authors draw until the length is passed, and call that a bug: a document has one passage more than intended,
-    and some 5 % of theirs are longer than `max_doc_len`. Without it (`extra_passage=False`) step 3 stops
-    before the length is passed, and no document is longer than `max_doc_len`.
+    The authors draw passages until the length is exceeded, which they call a bug: documents have one passage more than
+    intended, and about 5 % of their documents are longer than `max_doc_len`. With `extra_passage=False`, step 3 stops
+    before the length is exceeded, and no document is longer than `max_doc_len`.
 
-    Filler and length of a document depend on the seed, not on `position`: the same seed gives the same documents with
-    the relevant passage elsewhere.
+    Filler passages and document lengths depend on the seed but not on `position`, so that collections with the same
+    seed only differ in the position of the relevant passage.
 
-    Qrels are complete: a document is relevant for all topics that its passage is relevant for.
+    The qrels are complete: a document is relevant for all topics for which its passage is relevant.
 
     Args:
-        passages: a dataset, the name of one (PyTerrier's or of ir_datasets), or the passages: a frame or re-iterable
-            dicts with `docno` and text.
-        topics: `qid, query`, and perhaps `split`; None takes those of the dataset. Topics without relevant passages
+        passages: a dataset, the name of a dataset (of PyTerrier or ir_datasets), or the passages: a frame or
+            re-iterable dicts with `docno` and text.
+        topics: `qid, query` and optionally `split`; None uses those of the dataset. Topics without relevant passages
             are left out.
-        qrels: `qid, docno, label`; None takes those of the dataset.
-        variant: of the dataset's topics and qrels.
-        position: where the relevant passage stands. "far": at least `min_offset` tokens into the document; "uniform":
-            anywhere between filler passages; "early": so that it ends within the first `within` tokens (if it is
-            longer than that: at the start).
-        min_offset: tokens; 512 as in the paper, the positions of BERT.
-        within: tokens; None takes `min_offset`.
-        max_doc_len: tokens; 1431 as in the paper, three windows of 477.
-        extra_passage: reproduce the authors' bug, for collections comparable with theirs.
-        tokenizer: counts the tokens of all lengths, see `token_counter`; "bert-base-uncased" in the paper. Where the
-            lengths of passages do not add up to that of a document, whole documents are counted, which takes several
-            times as long: then offsets are exact too, and lengths within about a token for each passage.
-        relevant_per_query: most documents for each topic. Their relevant passages are drawn at random, first those that
-            no other topic shares; documents of passages shared with other topics are added. None takes all.
-        copies: documents made of each relevant passage, with other filler.
-        distractors: additional documents without a relevant passage, of the same lengths.
-        min_passage: tokens, at least 1; passages with less are no filler.
-        max_passage: tokens; passages with more are neither filler nor, with `unfit="skip"`, relevant.
+        qrels: `qid, docno, label`; None uses those of the dataset.
+        variant: the variant of the dataset's topics and qrels.
+        position: the position of the relevant passage. "far": at least `min_offset` tokens after the start; "uniform":
+            anywhere between filler passages; "early": it ends within the first `within` tokens, or is at the start if
+            it is longer.
+        min_offset: in tokens; 512 as in the paper, the maximum input length of BERT.
+        within: in tokens; None uses `min_offset`.
+        max_doc_len: in tokens; 1431 as in the paper, three windows of 477.
+        extra_passage: reproduce the authors' bug, for comparable collections.
+        tokenizer: counts the tokens of all lengths, see `token_counter`; "bert-base-uncased" in the paper. If lengths
+            of passages do not add up to the length of a document, whole documents are counted, which takes several
+            times as long. Offsets are then still exact, and lengths are exact within about one token per passage.
+        relevant_per_query: the maximum number of documents per topic. Their relevant passages are drawn at random,
+            preferably from those not shared with other topics; documents of shared passages are added. None for all.
+        copies: the number of documents per relevant passage, with different filler.
+        distractors: the number of additional documents without a relevant passage, with the same length distribution.
+        min_passage: the minimum length of filler passages in tokens, at least 1.
+        max_passage: the maximum length of filler passages in tokens and, with `unfit="skip"`, of relevant ones.
         unfit: what to do with relevant passages that are missing from the collection, shorter than `min_passage`,
             longer than `max_passage`, or too long for `max_doc_len`: "raise" or "skip".
-        min_label: the lowest relevant label.
-        splits: name -> share of the topics; topics with a relevant passage or the query in common stay together.
-        text_field: one or several fields of the passages, joined by one space.
-        seed: the same seed gives the same bytes.
-        name: of the collection.
+        min_label: the smallest label that counts as relevant.
+        splits: name -> share of the topics. Topics with a common relevant passage or the same query stay together.
+        text_field: one or several fields of the passages, joined by a space.
+        seed: the random seed; the same seed gives the same bytes.
+        name: the name of the collection.
 
     Raises:
-        ValueError: if an argument is out of range, nothing is relevant, a relevant passage is unfit, no filler is
-            left, lengths or splits cannot be met, or two documents would have the same docno.
+        ValueError: if an argument is out of range, no passage is relevant, a relevant passage is unfit, no filler is
+            left, lengths or splits are impossible, or two documents would have the same docno.
 
     Example:
         `far_relevant(pt.get_dataset("irds:msmarco-passage/train"), tokenizer="bert-base-uncased")`
@@ -120,16 +120,16 @@ def far_relevant(
     if relevant_per_query is not None:
         selection = _sample(selection, qids_of, relevant_per_query, seed)
     is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
-    # Passages that are relevant for any topic would be relevant but unjudged in documents of others.
+    # Filler that is relevant for another topic would make a document relevant for it, but unjudged.
     is_relevant = np.isin(pool.digests, list(qids_of))
     is_filler &= ~is_relevant
     names = (selection["qid"] + "_" + selection["docno"]).tolist()
     filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
         raise ValueError(
-            f"none of {len(pool)} passages is left for filler: {is_relevant.sum()} are relevant for a topic, others "
-            f"have less than min_passage={min_passage} tokens or more than max_passage={max_passage}. Fewer topics "
-            f"leave more filler: give variant= of the dataset, or a part of topics="
+            f"none of {len(pool)} passages can be used as filler: {is_relevant.sum()} are relevant for a topic, the "
+            f"others have fewer than min_passage={min_passage} or more than max_passage={max_passage} tokens. Use "
+            f"fewer topics, by variant= or topics="
         )
     documents = FarDocuments(recipe, pool, qids_of, selection["passage"].to_numpy(), names, filler, count)
     qrels = documents.qrels()
@@ -151,7 +151,7 @@ def far_relevant(
 
 
 def _usable_passages(relevant: pd.DataFrame, recipe: DocumentRecipe) -> pd.DataFrame:
-    """Return the relevant passages that documents can be made of; of those with the same text the first."""
+    """Return the relevant passages that fit into documents; of those with the same text, the first."""
     room = recipe.max_doc_len - recipe.min_offset
     shortest, longest = recipe.min_passage, min(room, recipe.max_passage or recipe.max_doc_len)
     unfit = relevant[~relevant["tokens"].between(shortest, longest)]
@@ -160,13 +160,13 @@ def _usable_passages(relevant: pd.DataFrame, recipe: DocumentRecipe) -> pd.DataF
         size = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
         raise ValueError(
             f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {size}, not {shortest} to "
-            f"{longest} ({len(unfit)} of {len(relevant)} are unfit); leave such passages out with unfit='skip'"
+            f"{longest} ({len(unfit)} of {len(relevant)} are unfit); set unfit='skip' to leave such passages out"
         )
     return relevant.drop(unfit.index).drop_duplicates(["qid", "digest"])
 
 
 def _sample(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_query: int, seed: int) -> pd.DataFrame:
-    """Draw at most `per_query` passages for each topic, first those that no other topic shares."""
+    """Draw at most `per_query` passages per topic, preferably those not shared with other topics."""
     rows: list[int] = []
     for qid, digests in relevant["digest"].groupby(relevant["qid"], sort=False):
         order = random.Random(f"{seed}/{qid}").sample(digests.index.tolist(), len(digests))
@@ -176,7 +176,7 @@ def _sample(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_qu
 
 @dataclass(frozen=True)
 class DocumentRecipe:
-    """How documents are put together; the arguments of `far_relevant` of the same names."""
+    """The arguments of `far_relevant` that determine the documents."""
 
     position: str = argument("far", choices=PASSAGE_POSITIONS)
     min_offset: int = argument(512, at_least=0)
@@ -195,15 +195,15 @@ class DocumentRecipe:
     def __post_init__(self) -> None:
         validate(self, "far_relevant")
         if self.splits is not None and min(self.splits.values(), default=0) <= 0:
-            raise ValueError(f"splits={self.splits!r} must be positive shares")
+            raise ValueError(f"splits={self.splits!r} must have positive shares")
 
     @property
     def beginning(self) -> int:
-        """Tokens of a document within which an early passage ends."""
+        """The number of tokens within which an early passage ends."""
         return self.min_offset if self.within is None else self.within
 
     def slots(self, offsets: np.ndarray, passage: int) -> tuple[int, int]:
-        """Return the first and last place for a relevant passage; `offsets` are the `(n + 1,)` tokens before each."""
+        """Return the first and last possible place of a passage; `offsets`, `(n + 1,)`, are the tokens before each."""
         first, last = 0, len(offsets) - 1
         if self.position == "far":
             first = int(np.searchsorted(offsets, self.min_offset))
@@ -214,24 +214,24 @@ class DocumentRecipe:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FarDocuments(StreamedDocuments):
-    """The documents of a FarRelevant collection, docno -> `docno, text`, made when they are read.
+    """The documents of a FarRelevant collection, docno -> `docno, text`, generated when they are read.
 
-    First those with a relevant passage, then the distractors; `i` is a document's number in that order. Passages are
-    indices into the pool, or digests where those with the same text count as one.
+    Documents with a relevant passage come first, then the distractors; `i` is the index of a document. Passages are
+    indices into the pool, or digests where passages with the same text count as one.
     """
 
     recipe: DocumentRecipe
     pool: PassagePool
-    qids_of: Mapping[int, list[str]]  # digest -> topics it is relevant for
-    relevant: np.ndarray  # the relevant passages documents are made of
-    names: list[str]  # of these documents
-    filler: np.ndarray  # passages that may be filler
+    qids_of: Mapping[int, list[str]]  # digest -> topics for which the passage is relevant
+    relevant: np.ndarray  # the relevant passage of each document
+    names: list[str]  # the docnos of these documents
+    filler: np.ndarray  # possible filler passages
     count: Counter
 
     @cached_property
     def lengths_add_up(self) -> bool:
-        """Whether a document is as long as its passages together; a sample of pairs decides."""
-        # Word pieces never span white space, so that lengths add up; byte-level pieces take the space before a word.
+        """Whether a document is as long as its passages together, tested on a sample of pairs."""
+        # WordPiece tokens do not include white space, so lengths add up; byte-level tokens include the preceding space.
         rng = random.Random(0)
         pairs = [(_pick(rng, self.filler), _pick(rng, self.filler)) for _ in range(256)]
         lengths = self.count([self._text(pair) for pair in pairs])
@@ -247,28 +247,28 @@ class FarDocuments(StreamedDocuments):
         return self._row(self._index_of[docno])
 
     def rows(self) -> Iterator[Mapping[str, str]]:
-        """Make all documents, one after the other."""
+        """Generate all documents one by one."""
         return map(self._row, range(len(self)))
 
     def pieces(self, docno: str) -> list[str]:
-        """Return the docnos of the passages that a document consists of, in order."""
+        """Return the docnos of a document's passages in order."""
         return [self.pool.name(piece) for piece in self._plan(self._index_of[docno])[0]]
 
     def qrels(self) -> pd.DataFrame:
-        """Return `qid, docno, label`: each document with all topics that its passage is relevant for."""
+        """Return `qid, docno, label`, with all topics for which a document's passage is relevant."""
         docnos = pd.Series(list(self), dtype=str)
         if docnos.duplicated().any():
             duplicate = docnos[docnos.duplicated()].iloc[0]
-            raise ValueError(f"two documents are called {duplicate!r} (qid_passage); rename topics or passages")
+            raise ValueError(f"two documents have the docno {duplicate!r} (qid_passage): rename topics or passages")
         qids = [self._qids(passage) for passage in np.repeat(self.relevant, self.recipe.copies)]
         rows = pd.DataFrame({"qid": qids, "docno": docnos[: len(qids)], "label": 1}).explode("qid", ignore_index=True)
         return rows.astype({"qid": str})
 
     def gold(self) -> Iterator[tuple[Any, ...]]:
-        """Make the rows of `PositionedCollection.gold`."""
+        """Generate the rows of `PositionedCollection.gold`."""
         for i in self._with_relevant:
             pieces, slot = self._plan(i)
-            start = int(self.pool.characters[pieces[:slot]].sum()) + slot  # with a space between two
+            start = int(self.pool.characters[pieces[:slot]].sum()) + slot  # with a space between passages
             end = start + int(self.pool.characters[pieces[slot]])
             places = (start, end, self._length(pieces[:slot]), self._length(pieces))
             for qid in self._qids(pieces[slot]):
@@ -305,7 +305,7 @@ class FarDocuments(StreamedDocuments):
         return int(self.pool.tokens[pieces].sum()) if self.lengths_add_up else self.count([self._text(pieces)])[0]
 
     def _plan(self, i: int) -> tuple[list[int], int]:
-        """Choose the passages of a document, and the place of the relevant one among them."""
+        """Choose the passages of a document; return them and the index of the relevant one."""
         recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
         filler = _Filler(self.pool, self.filler, rng, self._docno(i))
         if i in self._with_relevant:
@@ -325,7 +325,7 @@ class FarDocuments(StreamedDocuments):
         return [*pieces[:slot], passage, *pieces[slot:]], slot
 
     def _draw(self, filler: _Filler, rng: random.Random, size: int) -> list[int]:
-        """Draw the filler of a document with a relevant passage of `size` tokens: steps 1 to 3 of the algorithm."""
+        """Draw the filler of a document with a relevant passage of `size` tokens (steps 1 to 3 of the algorithm)."""
         recipe, tokens = self.recipe, self.pool.tokens
         budget = between(rng, recipe.min_offset + size, recipe.max_doc_len) - size
         pieces: list[int] = []
@@ -353,7 +353,7 @@ class _Filler:
     used: set[int] = field(default_factory=set)
 
     def draw(self, longest: int | None = None) -> int:
-        """Draw a passage of at most `longest` tokens; None sets no limit."""
+        """Draw a passage of at most `longest` tokens; None for no limit."""
         for index in self._candidates():
             value = int(self.pool.digests[index])
             fits = longest is None or self.pool.tokens[index] <= longest
@@ -361,13 +361,13 @@ class _Filler:
                 self.used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"
-        shortage = f"no further filler passage{limit} among {len(self.indices)}"
-        raise ValueError(f"document {self.docno!r} cannot be completed: {shortage}; give more, or a smaller length")
+        shortage = f"none of {len(self.indices)} filler passages is left{limit}"
+        raise ValueError(f"document {self.docno!r} cannot be completed: {shortage}; add passages, or lower max_doc_len")
 
     def _candidates(self) -> Iterator[int]:
         for _ in range(_ATTEMPTS):
             yield _pick(self.rng, self.indices)
-        # A small or nearly used up pool: search all of it, from a random place on.
+        # The pool is small or nearly used up: search all of it, from a random start.
         start = between(self.rng, 0, len(self.indices) - 1)
         yield from chain(self.indices[start:].tolist(), self.indices[:start].tolist())
 
@@ -377,9 +377,9 @@ def _pick(rng: random.Random, indices: np.ndarray) -> int:
 
 
 def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mapping[str, float], seed: int) -> list[str]:
-    """Divide topics at random into splits (name -> share), and return the split of each.
+    """Assign topics to splits (name -> share) at random, and return the split of each.
 
-    Topics of a group are not parted; groups that overlap become one. Shares need not add up to 1.
+    Topics of a group stay together; overlapping groups are merged. Shares need not add up to 1.
     """
     group_of = {qid: [qid] for qid in qids}
     for first, *others in groups:
@@ -400,7 +400,7 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
     empty = [name for name in splits if not size[name]]
     if empty:
         raise ValueError(
-            f"splits={dict(splits)!r} leave {', '.join(empty)} empty, as {len(clusters[0])} of {len(qids)} topics "
-            f"share relevant passages: a small relevant_per_query leaves fewer in common"
+            f"splits={dict(splits)!r} leave {', '.join(empty)} empty, because {len(clusters[0])} of {len(qids)} topics "
+            f"share relevant passages: lower relevant_per_query"
         )
     return [split_of[qid] for qid in qids]

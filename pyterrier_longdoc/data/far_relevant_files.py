@@ -1,4 +1,4 @@
-"""MS MARCO FarRelevant in files, as released, and collections of its kind: written and read."""
+"""Read and write collections in the file format of MS MARCO FarRelevant."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
 from .rows import SpooledDocuments, check_field, judged_lines, put_once, qrels_frame, recount, topics_frame
 
 _WORDS, _NAMED, _UNNAMED = "words", "named", "unnamed"
-"""How `unit.jsonl` names the tokens of positions."""
+"""Values of `tokens` in `unit.jsonl`, the unit of positions."""
 
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
-    """Write a collection, one document at a time; equal collections give equal bytes.
+    """Write a collection one document at a time; equal collections give equal bytes.
 
-    The files are those of the released MS MARCO FarRelevant (FlexNeuART's). Its parts are ``bitext`` (training),
-    ``dev_official`` and ``dev_official_sample1K``.
+    The files are those of the released MS MARCO FarRelevant (in FlexNeuART's format), which has the parts ``bitext``
+    (training), ``dev_official`` and ``dev_official_sample1K``.
 
     ============================================  ============================================================
     ``input_data/docs/AnswerFields.jsonl.gz``     the documents: ``DOCNO``, ``text_raw``
     ``input_data/PART/QuestionFields.jsonl``      the topics of a part: ``DOCNO`` (the qid), ``text_raw``
     ``input_data/PART/qrels.txt``                 TREC: ``qid iteration docno label``
-    ``gold.jsonl``                                where relevant passages stand: the columns of ``gold``
-    ``unit.jsonl``                                the name of the tokenizer that counted its numbers
+    ``gold.jsonl``                                positions of relevant passages: the columns of ``gold``
+    ``unit.jsonl``                                the name of the tokenizer that counted the positions
     ============================================  ============================================================
 
     Args:
-        collection: made by `far_relevant`, or any other of its kind.
-        folder: is made; files in it are replaced when they are complete.
+        collection: the result of `far_relevant`, or another `PositionedCollection`.
+        folder: the folder to create; existing files are replaced once the new ones are complete.
         verbose: show a progress bar.
 
     Raises:
-        ValueError: before anything is written, if a name cannot be read back: white space in the names that qrels.txt
-            has, and splits whose names are no names of folders.
+        ValueError: before anything is written, if a qid or docno contains white space, or the name of a split cannot be
+            the name of a folder.
     """
     _check_names(collection)
     data = Path(folder, "input_data")
@@ -60,26 +60,26 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
 def read_far_relevant(
     folder: str | Path, *, tokenizer: Any = None, default: str | None = None, name: str = "far-relevant"
 ) -> PositionedCollection:
-    """Read a collection, the released one or one that `write_far_relevant` wrote.
+    """Read the released collection or one written by `write_far_relevant`.
 
-    The documents are copied to a temporary file, not into memory. The released collection has no `gold.jsonl`: the
-    authors' own map of positions is not read.
+    The documents are copied to a temporary file instead of into memory. The released collection has no `gold.jsonl`,
+    and the authors' own map of positions is not read.
 
     Args:
-        folder: holds the files that `write_far_relevant` names, at any depth, compressed or not; each folder with
+        folder: the folder with the files of `write_far_relevant`, at any depth, compressed or not. Each folder with
             topics is a variant of topics and qrels.
-        tokenizer: counts lengths and positions anew, see `token_counter`. None takes the written positions and the
-            recorded tokenizer, which is loaded when texts are to be counted; if none was recorded, words and
-            punctuation marks are counted.
-        default: the default part; None takes all.
-        name: of the collection.
+        tokenizer: counts lengths and positions again, see `token_counter`. None uses the stored positions and the
+            recorded tokenizer, which is loaded when it is needed; if none was recorded, words and punctuation marks are
+            counted.
+        default: the default part; None for all.
+        name: the name of the collection.
 
     Returns:
-        The collection; its `gold` is empty if there is no `gold.jsonl`.
+        The collection; its `gold` is empty without `gold.jsonl`.
 
     Raises:
-        FileNotFoundError: if there are no documents, no topics or no qrels.
-        ValueError: if a line is malformed, names are not unique, or no tokenizer is given where it must be.
+        FileNotFoundError: if documents, topics or qrels are missing.
+        ValueError: if a line is malformed, names are not unique, or the tokenizer is unknown.
     """
     documents = SpooledDocuments(row[1:] for row in _named_texts(folder, "AnswerFields.jsonl"))
     queries, splits = dict[str, str](), dict[str, list[str]]()
@@ -114,11 +114,11 @@ def _unit_of(tokenizer: Any) -> dict[str, str]:
 
 
 def _recorded_tokenizer(folder: str | Path, files: Iterable[Path]) -> str | None:
-    """Return the name of the one tokenizer that was written; None for words and punctuation marks."""
+    """Return the name of the recorded tokenizer; None for words and punctuation marks."""
     units = {(row["tokens"], row["name"]) for file in files for _, row in read_jsonl(file, ("tokens", "name"))}
     if len(units) > 1 or any(tokens not in (_WORDS, _NAMED) for tokens, _ in units):
         names = " and ".join(sorted(repr(name) if name else "words and punctuation marks" for _, name in units))
-        raise ValueError(f"{folder} has positions in tokens of {names}: give tokenizer= to count all of them anew")
+        raise ValueError(f"{folder} has positions in tokens of {names}: set tokenizer= to count all of them again")
     return next((name for tokens, name in units if tokens == _NAMED), None)
 
 
@@ -131,7 +131,7 @@ def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
 
 
 def _named_texts(folder: str | Path, name: str) -> Iterator[tuple[str, str, str, str]]:
-    """Read part, where, name and text of all rows in files of this name."""
+    """Read the part, place, name and text of all rows in files of this name."""
     for file in _find_files(folder, name):
         for where, row in read_jsonl(file, ("DOCNO", "text_raw")):
             yield file.parent.name, where, row["DOCNO"], row["text_raw"]
@@ -141,7 +141,7 @@ def _find_files(folder: str | Path, name: str, *, required: bool = True) -> list
     root = Path(folder).expanduser()
     files = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
     if required and not files:
-        raise FileNotFoundError(f"{root} holds no {name} or {name}.gz, in no folder below it either")
+        raise FileNotFoundError(f"{root} and its subfolders have no {name} or {name}.gz: check the path")
     return files
 
 
@@ -153,5 +153,5 @@ def _check_names(collection: PositionedCollection) -> None:
     for kind, name, valid in names:
         if not valid:
             raise ValueError(
-                f"{kind} {name!r} cannot be written: in qrels.txt names have no white space, and a split is a folder"
+                f"{kind} {name!r} cannot be written: rename it without white space (qid, docno) or as a folder (split)"
             )

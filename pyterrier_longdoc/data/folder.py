@@ -1,4 +1,4 @@
-"""A user's collection in a folder."""
+"""Read a user's collection from a folder."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ class FolderDataset(PositionedCollection):
     """A collection read from a folder: ``pt.get_dataset("longdoc:folder:PATH")``.
 
     ======================  =================================================================
-    ``docs.jsonl``          one JSON object a line: ``docno``, ``text`` and perhaps ``title``
+    ``docs.jsonl``          one JSON object per line: ``docno``, ``text`` and optionally ``title``
     ``topics.tsv``          ``qid <tab> query``, no header
     ``qrels.txt``           TREC: ``qid iteration docno label``
     ``spans.jsonl``         `gold`: ``qid``, ``docno``, ``start``, ``end`` (half-open character offsets)
     ``splits.tsv``          variants of topics and qrels: ``qid <tab> variant``, no header
     ======================  =================================================================
 
-    Files are UTF-8 and read at the first use; blank lines and other fields are skipped. Qrels may judge documents that
-    are not in ``docs.jsonl``, as TREC's often do. A document without a title has the title ``""`` where others
-    have one. Only ``docs.jsonl`` must be there; topics and qrels may be missing until they are read. ValueError at the
-    first use if a line is malformed, a split has an unknown qid, two different rows have one docno or qid, or a span is
-    outside of its text.
+    Files are in UTF-8 and read on first use; blank lines and other fields are ignored. Qrels can judge documents that
+    are not in ``docs.jsonl``, as in TREC. If only some documents have titles, the others get the title ``""``. Only
+    ``docs.jsonl`` is required; topics and qrels can be missing until they are needed.
 
     Args:
-        path: of the folder.
+        path: the path of the folder.
         tokenizer: counts the tokens of lengths and positions, see `token_counter`.
+
+    Raises:
+        ValueError: on first use, if a line is malformed, a split has an unknown qid, two different rows have the same
+            docno or qid, or a span is outside of its text.
     """
 
     def __init__(self, path: str | Path, *, tokenizer: Any = None) -> None:
@@ -47,7 +49,7 @@ class FolderDataset(PositionedCollection):
 
     @cached_property
     def documents(self) -> Documents:
-        """All documents, docno -> {"docno", "text", perhaps "title"}, in order."""
+        """All documents, docno -> {"docno", "text", optionally "title"}, in order."""
         rows = unique_rows(_read_documents(self.path / "docs.jsonl"), "docno")
         has_titles = any("title" in row for row in rows.values())
         return {docno: {**row, "title": row.get("title", "")} if has_titles else row for docno, row in rows.items()}
@@ -68,7 +70,7 @@ class FolderDataset(PositionedCollection):
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
-        """The variants of topics and qrels, with their qids; empty without ``splits.tsv``."""
+        """The qids of each variant of topics and qrels; empty without ``splits.tsv``."""
         file = self.path / "splits.tsv"
         known = set(self.topics["qid"]) if (self.path / "topics.tsv").is_file() else None
         rows = unique_rows(_read_pairs(file, "variant", known), "qid") if file.is_file() else {}
@@ -76,18 +78,18 @@ class FolderDataset(PositionedCollection):
         return {str(variant): list(qids) for variant, qids in variant_of.groupby(variant_of, sort=False).groups.items()}
 
     def gold_rows(self) -> Iterable[tuple[Any, ...]]:
-        """Return the rows of `gold`, of ``spans.jsonl``."""
+        """Return the rows of `gold` from ``spans.jsonl``."""
         file = self.path / "spans.jsonl"
         spans = _read_spans(file, self.documents) if file.is_file() else ()
         return recount(spans, self.documents, token_counter(self.tokenizer))
 
     def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-        return super(PositionedCollection, self)._topics_and_qrels(split)  # as files may be missing
+        return super(PositionedCollection, self)._topics_and_qrels(split)  # because files can be missing
 
     def _file(self, name: str) -> Path:
         file = self.path / name
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing; a collection folder holds {_LAYOUT}")
+            raise FileNotFoundError(f"{file} is missing: a collection folder has {_LAYOUT}")
         return file
 
     def _describe_component(self, component: str) -> bool | list[str] | None:

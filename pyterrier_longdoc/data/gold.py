@@ -1,4 +1,4 @@
-"""Collections whose relevant text is known to the character: questions in SQuAD's format, and judged passages."""
+"""Collections with known relevant text: questions in SQuAD's format, and judged passages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ _NO_LETTERS = re.compile(r"[\W_]+")
 
 
 def read_squad(path: str | Path, *, tokenizer: Any = None) -> PositionedCollection:
-    """Read articles with questions in SQuAD's format, such as COVID-QA's: ``pt.get_dataset("longdoc:squad:PATH")``.
+    """Read articles with questions in SQuAD's format, such as COVID-QA: ``pt.get_dataset("longdoc:squad:PATH")``.
 
-    A document is an article, its paragraphs joined by blank lines, named by its title or `document_id`. `gold` has each
-    different answer. Questions without one, or whose answers do not stand at their offsets, are left out, with a
-    warning. ValueError if a file has another format.
+    Each article is a document; its paragraphs are joined by blank lines, and its title or `document_id` is the docno.
+    `gold` has all distinct answers. Questions without an answer at its stated offset are left out, with a warning.
 
     Args:
-        path: of a file, or of a folder with files (`.json`).
+        path: the path of a file, or of a folder with `.json` files.
         tokenizer: counts the tokens of lengths and positions, see `token_counter`.
+
+    Raises:
+        ValueError: if a file has another format.
     """
     root = Path(path).expanduser()
     documents: dict[str, dict[str, str]] = {}
@@ -41,7 +43,7 @@ def read_squad(path: str | Path, *, tokenizer: Any = None) -> PositionedCollecti
         raise FileNotFoundError(f"{root} has no articles in SQuAD's format (.json)")
     answered = {qid: question for qid, question in questions.items() if question[2]}
     if left := len(questions) - len(answered):
-        message = f"{left} of {len(questions)} questions in {root}, without an answer at its offset, are left out"
+        message = f"{left} of {len(questions)} questions in {root} have no answer at its offset and are left out"
         warn(message, UserWarning)
     if not any(document["title"] for document in documents.values()):
         documents = {docno: {"docno": docno, "text": document["text"]} for docno, document in documents.items()}
@@ -56,13 +58,13 @@ def read_squad(path: str | Path, *, tokenizer: Any = None) -> PositionedCollecti
 
 
 def _read_articles(file: Path, documents: dict[str, dict[str, str]], questions: dict[str, Any]) -> None:
-    """Put articles into `documents`, and for each qid query, docno and the places of the answers into `questions`."""
+    """Add articles to `documents`, and (query, docno, answer spans) by qid to `questions`."""
     where = str(file)
     try:
         for number, article in enumerate(json.loads(file.read_text("utf-8-sig"))["data"], start=1):
             where, text, paragraphs = f"{file}, article {number}", "", article["paragraphs"]
             title = str(article.get("title") or "")
-            title = "" if title.isdigit() else title  # COVID-QA's
+            title = "" if title.isdigit() else title  # COVID-QA has numbers as titles
             name = title or (paragraphs and paragraphs[0].get("document_id")) or f"{file.stem}_{number}"
             docno = "_".join(str(name).split())
             names = chain([docno], (f"{docno}_{number}" for number in count(len(documents) + 1)))
@@ -76,11 +78,11 @@ def _read_articles(file: Path, documents: dict[str, dict[str, str]], questions: 
                 text += paragraph["context"]
             documents[docno] = {"docno": docno, "text": text, "title": title.replace("_", " ")}
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{where}: not in SQuAD's format, {error!r}") from None
+        raise ValueError(f"{where} must be in SQuAD's format: {error!r}") from None
 
 
 def _answers(answers: list[dict[str, Any]], context: str, offset: int) -> list[tuple[int, int]]:
-    """Return where answers stand, but for those that do not stand at their own offset, as some of COVID-QA's."""
+    """Return the spans of answers, without those that are not at their stated offset (as some in COVID-QA)."""
     places = []
     for answer in answers:
         start, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
@@ -98,20 +100,22 @@ def from_passage_qrels(
     min_label: int = 1,
     tokenizer: Any = None,
 ) -> PositionedCollection:
-    """Build a collection of the documents that judged passages are part of; the relevant passages are its gold text.
+    """Build a collection of the documents of judged passages; the relevant passages are the gold text.
 
-    Passages of MS MARCO v2 (TREC DL 2021-23) have `msmarco_document_id` and `spans`, bytes of the document in UTF-8;
-    segments of v2.1 (TREC RAG) have `start_char`, `end_char`, and their document's name before the "#" of their own.
-    A document has the best label of its passages. Documents without a judged passage are left out; so are judgements,
-    with a warning, of passages that are missing or that do not stand at their place (letters and digits count).
+    Passages of MS MARCO v2 (TREC DL 2021-23) have `msmarco_document_id` and `spans` (bytes of the document in UTF-8).
+    Segments of v2.1 (TREC RAG) have `start_char` and `end_char`, and their docno begins with that of the document, up
+    to "#". A document gets the highest label of its passages. Documents without a judged passage are left out.
+    Judgements of passages that are missing or not found at their place (comparing letters and digits) are left out with
+    a warning.
 
     Args:
-        passages: a dataset, the name of one (PyTerrier's or of ir_datasets), or the passages: a frame or dicts with
-            `docno` or `docid` and these fields. Those of ir_datasets are looked up, all others are read.
-        documents: the same, with `body` (or else `text`), in which the places count, and perhaps `title`.
-        topics: `qid, query`; None takes those of the dataset of passages.
-        qrels: `qid, docno, label` of passages; None takes those of their dataset.
-        min_label: the lowest relevant label of a passage; TREC DL's is 2.
+        passages: a dataset, the name of a dataset (of PyTerrier or ir_datasets), or the passages: a frame or dicts with
+            `docno` or `docid` and these fields. Passages of ir_datasets are looked up, others are read one by one.
+        documents: the same for documents, with the field `body` (or else `text`), to which the places refer, and
+            optionally `title`.
+        topics: `qid, query`; None uses those of the passage dataset.
+        qrels: `qid, docno, label` of passages; None uses those of the passage dataset.
+        min_label: the smallest label of a relevant passage; 2 for TREC DL.
         tokenizer: counts the tokens of lengths and positions, see `token_counter`.
 
     Example:
@@ -129,7 +133,7 @@ def from_passage_qrels(
     fits = judged["docno"].map(lambda name: bool(spans.get(name)))
     if not fits.all():
         losses = f"{(~fits).sum()} of {len(fits)} judgements, e.g. of {judged['docno'][~fits].iloc[0]!r}, are left out"
-        losses += ": the passage or its document is missing, or does not stand where spans or start_char say"
+        losses += ": the passage or its document is missing, or the passage is not where spans or start_char say"
         if not fits.any():
             raise ValueError(losses)
         warn(losses, UserWarning)
@@ -143,8 +147,8 @@ def from_passage_qrels(
 
 
 def _rows(source: Any, names: Set[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Find the passages or documents of these names."""
-    if hasattr(source, "irds_ref"):  # some thousands of MS MARCO's 138 million passages are judged
+    """Find the passages or documents with these names."""
+    if hasattr(source, "irds_ref"):  # looked up, because few of MS MARCO's 138 million passages are judged
         source = (row._asdict() for row in source.irds_ref().docs_store().get_many_iter(sorted(names)))
     elif hasattr(source, "get_corpus_iter"):
         source = source.get_corpus_iter(verbose=False)
@@ -156,7 +160,7 @@ def _rows(source: Any, names: Set[str]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _spans(row: Mapping[str, Any], text: str) -> list[tuple[int, int]]:
-    """Return where a passage stands in its document, its sentences apart if others are between; none if it does not."""
+    """Return the spans of a passage in its document: several if other text is in between, none if it is not there."""
     if "spans" in row:
         content, passage = text.encode(errors="replace"), row["text"]
         to_character = {byte: len(content[:byte].decode(errors="ignore")) for span in row["spans"] for byte in span}
@@ -164,7 +168,7 @@ def _spans(row: Mapping[str, Any], text: str) -> list[tuple[int, int]]:
     else:
         places, passage = [(row["start_char"], row["end_char"])], row["segment"]
     found = "".join(text[start:end] for start, end in places)
-    # White space differs, and MS MARCO puts full stops behind headings.
+    # White space can differ, and MS MARCO adds full stops after headings.
     if not places or _NO_LETTERS.sub("", passage) != _NO_LETTERS.sub("", found):
         return []
     gaps = (text[end:start] for (_, end), (start, _) in pairwise(places))

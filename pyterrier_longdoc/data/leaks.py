@@ -1,4 +1,4 @@
-"""What a collection must not have: documents twice, and relevant text that is known from training."""
+"""Find leaks: duplicate documents, and queries or relevant passages shared between splits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .collection import PositionedCollection
 
 
 def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
-    """Look for documents that stand twice, and for relevant text that is known from training.
+    """Find duplicate documents, and queries or relevant passages shared between splits.
 
-    Letter case, accents, white space, invisible characters and the Unicode form make no difference.
+    Letter case, accents, white space, invisible characters and the Unicode form are ignored.
 
     Returns:
-        A row for each leak, with `kind`, `split`, `qid`, `docno` and `other`. A "shared query" and a (relevant) "shared
-        passage" stand in two splits (`other` is the second). A "duplicate document" has the text of another one
-        (`other`). A split is not compared with one that contains all of it.
+        One row per leak, with `kind`, `split`, `qid`, `docno` and `other`. A "shared query" or a (relevant) "shared
+        passage" is in two splits; `other` is the second. A "duplicate document" has the text of the document `other`.
+        A split is not compared with one that contains it.
     """
     rows = [*_shared_between_splits(collection), *_duplicates(collection)]
     return pd.DataFrame(rows, columns=["kind", "split", "qid", "docno", "other"])

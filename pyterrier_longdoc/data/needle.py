@@ -1,4 +1,4 @@
-"""Needle and Passkey: one sentence to find anywhere in a long text (LongEmbed, Zhu et al. 2024)."""
+"""Needle and Passkey: find one sentence anywhere in a long text (LongEmbed, Zhu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SIGHTS = {
 }
 
 Needle = tuple[str, str]
-"""A query, and the text that answers it."""
+"""A query and the text that answers it."""
 
 
 def needle(
@@ -56,27 +56,28 @@ def needle(
     seed: int = 0,
     name: str = "needle",
 ) -> PositionedCollection:
-    """Build documents of set lengths with one sentence each that answers a query.
+    """Build documents of given lengths that each contain one sentence (the needle) that answers a query.
 
-    Each document is the beginning of the background, cut at a word so that it has as many tokens as its length allows.
-    A sentence of its own stands between two sentences of the background, those nearest to a random token. Documents
-    without a query have a sentence that answers another one. White space becomes single spaces.
+    Each document is the beginning of the background, truncated at a word to the given length. The needle is inserted
+    between two sentences of the background, near a random token. Documents without a query contain a needle for another
+    query. White space is replaced by single spaces.
 
-    Topics and qrels have a variant for each length ("256", ...); `candidates(pool=...)` gives the documents to rerank.
+    Topics and qrels have a variant for each length ("256", ...). `candidates(pool=...)` returns the documents to
+    rerank.
 
     Args:
         background: a text, or consecutive texts, such as those of a collection.
-        needles: queries and the sentences that answer them, all different; None invents them (`invented_needles`).
-        lengths: of documents, in tokens.
-        queries: for each length.
-        documents: for each length.
-        repeat: start over at the end of a background that is too short.
+        needles: distinct pairs of a query and the sentence that answers it; None generates them (`invented_needles`).
+        lengths: the lengths of documents in tokens.
+        queries: the number of queries for each length.
+        documents: the number of documents for each length.
+        repeat: repeat the background if it is too short.
         tokenizer: counts the tokens of the lengths, see `token_counter`.
-        seed: the same seed gives the same bytes.
-        name: of the collection.
+        seed: the random seed; the same seed gives the same bytes.
+        name: the name of the collection.
 
     Raises:
-        ValueError: if there is too little of anything, or a needle is blank or stands in the background too.
+        ValueError: if there are not enough needles or background, or a needle is blank or occurs in the background.
 
     Example:
         `ld.needle(open("essays.txt").read(), lengths=(512, 4096))`
@@ -87,9 +88,9 @@ def needle(
     distinct = len(set(pairs[:total]))
     for valid, message in (
         (1 <= queries <= documents, f"queries={queries} must be at least 1 and at most documents={documents}"),
-        (lengths and len(set(lengths)) == len(lengths), f"lengths={lengths!r} must be different numbers of tokens"),
-        (distinct == total, f"documents={documents} of each length need {total} different needles, not {distinct}"),
-        (all(is_visible(text) for _, text in pairs), "needles= has one without text"),
+        (lengths and len(set(lengths)) == len(lengths), f"lengths={lengths!r} must be distinct numbers of tokens"),
+        (distinct == total, f"documents={documents} of each length need {total} distinct needles, not {distinct}"),
+        (all(is_visible(text) for _, text in pairs), "needles= must not have a blank text"),
     ):
         if not valid:
             raise ValueError(message)
@@ -129,9 +130,9 @@ def passkey(
     seed: int = 0,
     name: str = "passkey",
 ) -> PositionedCollection:
-    """Build documents of set lengths with somebody's pass key each, for "what is the passkey for ...?".
+    """Build documents of given lengths that each contain a pass key, for "what is the passkey for ...?".
 
-    The arguments are those of `needle`; by default the background repeats a few words without meaning.
+    The arguments are those of `needle`; the default background repeats a few meaningless sentences.
     """
     sizes: dict[str, Any] = {"lengths": lengths, "queries": queries, "documents": documents, "repeat": repeat}
     keys = passkeys(len(lengths) * documents, seed)
@@ -139,7 +140,7 @@ def passkey(
 
 
 def invented_needles(count: int, seed: int = 0) -> list[Needle]:
-    """Invent questions about sights that do not exist, and the sentences that answer them; at most 3840."""
+    """Generate questions about fictional sights and the sentences that answer them; at most 3840."""
     places = ["".join(parts) for parts in product(*(part.split() for part in _PLACES))]
     sample = _draw(list(product(places, _SIGHTS)), count, seed, "needles")
     return [
@@ -149,7 +150,7 @@ def invented_needles(count: int, seed: int = 0) -> list[Needle]:
 
 
 def passkeys(count: int, seed: int = 0) -> list[Needle]:
-    """Invent queries for pass keys of five digits, and the sentences that give one away; at most 1200."""
+    """Generate queries for pass keys of five digits and the texts that contain them; at most 1200."""
     names = [" ".join(parts) for parts in product(_FIRST_NAMES.split(), _LAST_NAMES.split())]
     people = _draw(names, count, seed, "names")
     keys = _draw(range(10000, 100000), count, seed, "keys")
@@ -159,7 +160,7 @@ def passkeys(count: int, seed: int = 0) -> list[Needle]:
 
 
 class _Background:
-    """A text in words, so that it can be cut to any number of tokens."""
+    """A text, split into words so that it can be truncated to any number of tokens."""
 
     def __init__(self, background: str | Iterable[str], longest: int, repeat: bool, count: Counter) -> None:
         texts = [background] if isinstance(background, str) else background
@@ -169,7 +170,7 @@ class _Background:
             if len(words) > longest:  # a word has at least one token
                 break
         distinct = list(dict.fromkeys(words))
-        # With the space in front, which some tokenizers count as part of the word.
+        # With the preceding space, which is part of the word in some tokenizers.
         sizes = dict(zip(distinct, count([f" {word}" for word in distinct]), strict=True))
         tokens = np.array([sizes[word] for word in words])
         if repeat:
@@ -177,30 +178,31 @@ class _Background:
             words, tokens = words * rounds, np.tile(tokens, rounds)
         self._words, self._count = words, count
         self._tokens_before = np.concatenate([[0], np.cumsum(tokens)])
-        ends = [word.rstrip("\"')]").endswith((".", "!", "?")) for word in words]  # the places of needles are published
+        # Not from `common.language`, so that published positions do not change.
+        ends = [word.rstrip("\"')]").endswith((".", "!", "?")) for word in words]
         self._sentences = np.concatenate([[0], np.flatnonzero(ends) + 1])
 
     def document(self, rng: random.Random, text: str, length: int) -> tuple[str, int, int]:
-        """Make a document of at most `length` tokens with `text` in it; return it, the text's offset and the tokens."""
+        """Insert `text` into a document of at most `length` tokens; return document, offset and number of tokens."""
         room, supply = length - self._count([text])[0], self._tokens_before[-1]
         if not 1 <= room <= supply:
             reason = f"{text!r} has {length - room} tokens, the background {supply}"
-            advice = "give more of it, or repeat=True" if room >= 1 else "give greater lengths"
-            raise ValueError(f"length={length} cannot be met: {reason}; {advice}")
+            advice = "add background, or set repeat=True" if room >= 1 else "use greater lengths"
+            raise ValueError(f"length={length} is not possible: {reason}; {advice}")
         words = int(np.searchsorted(self._tokens_before, room, side="right")) - 1
         starts = self._sentences[self._sentences <= words]
         place = int(starts[np.abs(self._tokens_before[starts] - between(rng, 0, room)).argmin()])
         while True:
             before, after = " ".join(self._words[:place]), " ".join(self._words[place:words])
             document = " ".join(filter(None, (before, text, after)))
-            # Lengths of words need not add up to that of the text, if the tokenizer sees the spaces.
+            # With tokenizers that encode spaces, lengths of words need not add up to the length of the text.
             [tokens] = self._count([document])
             if tokens <= length:
                 break
             words = max(0, words - (tokens - length))
             place = min(place, words)
         if document.count(text) > 1:
-            raise ValueError(f"the background has {text!r} too; a needle must be in one place only")
+            raise ValueError(f"the background must not contain the needle {text!r}")
         return document, len(before) + bool(before), tokens
 
 

@@ -1,4 +1,4 @@
-"""The passages that long documents are made of: found with their topics and qrels, and held on disk."""
+"""Passages from which long documents are built: loading with topics and qrels, and storage on disk."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pyterrier as pt
 from ..common.frames import check_columns, relevant_pairs, strings
 from ..common.language import Counter, digest
 
-_BATCH = 2048  # texts that are tokenized at once
+_BATCH = 2048  # texts tokenized at a time
 
 
 def read_source(
     passages: Any, topics: pd.DataFrame | None, qrels: pd.DataFrame | None, variant: str | None, min_label: int
 ) -> tuple[Iterable[Mapping[str, Any]], pd.DataFrame, pd.DataFrame]:
-    """Find passages (dicts), topics and their relevant pairs: `qid, docno, label`, each once."""
+    """Return passages (dicts), topics, and their relevant pairs without duplicates (`qid, docno, label`)."""
     passages = find_source(passages)
     if hasattr(passages, "get_corpus_iter"):
         topics = passages.get_topics(variant) if topics is None else topics
         qrels = passages.get_qrels(variant) if qrels is None else qrels
         passages = passages.get_corpus_iter(verbose=False)
     elif variant is not None or topics is None or qrels is None:
-        raise ValueError("topics and qrels must be given: only a dataset brings its own, and has a variant")
+        raise ValueError("topics= and qrels= are needed, without variant=, if passages is not a dataset")
     if isinstance(passages, pd.DataFrame):
         passages = passages.to_dict("records")
     check_columns(topics, ("qid", "query"), "topics")
@@ -38,7 +38,7 @@ def read_source(
 
 
 def find_source(source: Any) -> Any:
-    """Return the dataset of a name, PyTerrier's or of ir_datasets; anything else as it is."""
+    """Return the dataset with this name, from PyTerrier or ir_datasets; anything else is returned unchanged."""
     try:
         return pt.get_dataset(source) if isinstance(source, str) else source
     except KeyError:
@@ -46,11 +46,10 @@ def find_source(source: Any) -> Any:
 
 
 class TextSpool:
-    """Names and texts in a temporary file: a text takes 12 bytes of memory, however long it is.
+    """Names and texts in a temporary file, with 12 bytes of memory per text.
 
-    The file is mapped: threads and forked processes may read at the same time, as they could not from a
-    `tempfile.SpooledTemporaryFile`, whose one position would move under them. Halves of surrogate pairs become question
-    marks.
+    The file is memory-mapped, so that threads and forked processes can read it at the same time; in a
+    `tempfile.SpooledTemporaryFile` they would share one file position. Lone surrogates become question marks.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -78,14 +77,14 @@ class TextSpool:
 
 
 class PassagePool(TextSpool):
-    """A passage collection that is read once; docnos and texts are on disk, all else in memory.
+    """A passage collection that is read once; docnos and texts are stored on disk, the rest in memory.
 
-    `docnos` names the passages that `locate` can find.
+    `locate` can find the passages in `docnos`.
 
     Attributes:
-        tokens: `(P,)` int32, the length of each passage.
-        characters: `(P,)` int32.
-        digests: `(P,)` int64, equal for passages that are equal for `find_leaks`.
+        tokens: `(P,)` int32, the length of each passage in tokens.
+        characters: `(P,)` int32, the length of each passage in characters.
+        digests: `(P,)` int64, equal for passages that `find_leaks` regards as equal.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class PassagePool(TextSpool):
                 tokens.extend(count([text for _, text in batch]))
                 for docno, text in batch:
                     if docno in docnos and self._index_of.setdefault(docno, len(characters)) != len(characters):
-                        raise ValueError(f"docno {docno!r} is there twice; docnos must be unique")
+                        raise ValueError(f"docno {docno!r} must be unique, but passages has it twice")
                     characters.append(len(text))
                     digests.append(digest(text))
                 yield from batch
@@ -116,14 +115,14 @@ class PassagePool(TextSpool):
         self.digests = np.frombuffer(digests, dtype=np.int64)
 
     def locate(self, pairs: pd.DataFrame) -> pd.DataFrame:
-        """Add the `passage` (its position; -1 if it is missing), `tokens` and `digest` of each `docno`."""
+        """Add `passage` (the index; -1 if missing), `tokens` and `digest` of each `docno`."""
         passages = np.array([self._index_of.get(docno, -1) for docno in pairs["docno"]], dtype=np.int32)
         tokens, digests = np.append(self.tokens, np.int32(-1)), np.append(self.digests, np.int64(0))
         return pairs.assign(passage=passages, tokens=tokens[passages], digest=digests[passages])
 
 
 def docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
-    """Return name and text of a document, its fields joined by one space; None and NaN are empty."""
+    """Return the name and text of a document, with fields joined by a space; None and NaN are empty."""
     docno, parts = document["docno"], []
     for name in [text_field] if isinstance(text_field, str) else text_field:
         value = document.get(name, ...)

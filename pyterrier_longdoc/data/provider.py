@@ -1,4 +1,4 @@
-"""The collections behind ``pt.get_dataset("longdoc:...")``, among them those made of Python documentation."""
+"""The collections of ``pt.get_dataset("longdoc:...")``, including those built from Python documentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .needle import LENGTHS, needle, passkey
 from .published import read_longembed, read_mldr
 
 LONGEST_PASSAGE = 256
-"""Most tokens (`count_tokens`) of a docstring that is a passage of the docstrings collections."""
+"""Maximum number of tokens (`count_tokens`) of a docstring used as a passage in the docstrings collections."""
 
 _LENGTHS = [str(length) for length in LENGTHS]
 _SENTENCE_WORDS = 20
@@ -30,14 +30,14 @@ _FULL_STOP = re.compile(r"[.!?](?=\s|$)")
 def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> PositionedCollection:
     """Return known-item search in documents of random docstrings: ``pt.get_dataset("longdoc:docstrings-far")``.
 
-    The passages are docstrings of up to 256 tokens (`count_tokens`); those with a topic are each relevant in one
-    document, the others are filler. Documents have 768 to 1431 tokens. The three collections differ only in the place
-    of the relevant passage: "far" at least 512 tokens into the document, "uniform" anywhere, or
-    "early", ending within the first 256 tokens. Variants are train, dev and test (the default).
+    The passages are docstrings of up to 256 tokens (`count_tokens`). Each passage with a topic is the relevant passage
+    of one document; the others are filler. Documents have 768 to 1431 tokens. The three collections only differ in the
+    position of the relevant passage: "far" (at least 512 tokens after the start), "uniform" (anywhere), or "early" (it
+    ends within the first 256 tokens). Variants are train, dev and test (the default).
 
     Args:
         position: "early", "uniform" or "far".
-        dataset: None takes the installed packages.
+        dataset: the docstrings; None uses the installed packages.
     """
 
     def parts() -> CollectionParts:
@@ -50,7 +50,7 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
 
 
 def of_docstrings(dataset: DocstringsDataset, longest: int, **recipe: Any) -> PositionedCollection:
-    """Build `far_relevant` of docstrings of at most `longest` tokens; those with a topic are the relevant passages."""
+    """Apply `far_relevant` to docstrings of at most `longest` tokens; those with a topic are relevant passages."""
     short = [entry for entry in dataset.entries if entry.tokens <= longest]
     rows = [(f"q-{e.docno}", e.query, e.docno, 1, split_of(e.docno)) for e in short if e.query]
     frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "split"])
@@ -66,16 +66,16 @@ def of_docstrings(dataset: DocstringsDataset, longest: int, **recipe: Any) -> Po
 def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCollection:
     """Return the Needle task in docstrings: ``pt.get_dataset("longdoc:needle")``; see `needle`.
 
-    The background is docstrings with a sentence for each 20 words or more. There are eight lengths from 256 to 32,768
-    tokens (`count_tokens`), each with 100 documents and 50 queries.
+    The background is made of docstrings with at least one sentence per 20 words. There are eight lengths from 256 to
+    32,768 tokens (`count_tokens`), each with 100 documents and 50 queries.
 
     Args:
-        dataset: None takes the installed packages.
+        dataset: the docstrings; None uses the installed packages.
     """
 
     def parts() -> CollectionParts:
         texts = (entry.text for entry in (dataset or DocstringsDataset()).entries)
-        # Parameter lists and examples have few sentences, between which the needle has to go.
+        # Parameter lists and examples are left out, because the needle is inserted between sentences.
         prose = (text for text in texts if len(_FULL_STOP.findall(text)) * _SENTENCE_WORDS >= len(text.split()))
         return needle(prose).parts
 
@@ -83,7 +83,7 @@ def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCol
 
 
 def plain_passkey() -> PositionedCollection:
-    """Return the Passkey task: ``pt.get_dataset("longdoc:passkey")``; see `passkey`. The same on every machine."""
+    """Return the Passkey task: ``pt.get_dataset("longdoc:passkey")``, the same on every machine; see `passkey`."""
     return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
 
 
@@ -111,8 +111,8 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
         """Return a collection.
 
         Args:
-            name: one of `list_dataset_names`, which is read at first use; ``folder:PATH`` for a collection of your own;
-                or ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` or ``mldr:PATH`` for published files.
+            name: one of `list_dataset_names`, read on first use; ``folder:PATH`` for your own collection; or
+                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` or ``mldr:PATH`` for published files.
         """
         if name in _BY_NAME:
             return _BY_NAME[name]()
@@ -120,9 +120,9 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
         if kind in _BY_PATH and path:
             return _BY_PATH[kind](path)
         choices = ", ".join(f"longdoc:{choice}" for choice in [*_BY_NAME, *(f"{kind}:PATH" for kind in _BY_PATH)])
-        # PyTerrier would replace a KeyError with its own, without the names.
-        raise ValueError(f"there is no collection 'longdoc:{name}'; there are {choices}")
+        # Not a KeyError, which PyTerrier would replace with its own.
+        raise ValueError(f"collection 'longdoc:{name}' must be one of {choices}")
 
     def list_dataset_names(self) -> list[str]:
-        """Return the names of the collections that need no argument."""
+        """Return the names of the collections that need no path."""
         return list(_BY_NAME)

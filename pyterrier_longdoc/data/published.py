@@ -1,8 +1,9 @@
-"""LongEmbed and MLDR, from their published files.
+"""Read LongEmbed and MLDR from their published files.
 
-Both give a `PositionedCollection`. Files are those of the Hugging Face hub: they are found at once (FileNotFoundError)
-and read at the first use, a row at a time (ValueError for a malformed row, or two with one id; ImportError for Parquet
-without pyarrow). Documents are copied to a temporary file, not into memory. LongEmbed is small: it is read at once.
+Both readers return a `PositionedCollection`. They need the files of the Hugging Face hub and raise FileNotFoundError at
+once if these are missing. Files are read on first use, row by row: ValueError for a malformed row or a duplicate id,
+ImportError for Parquet without pyarrow. Documents are copied to a temporary file instead of into memory. Only
+LongEmbed, which is small, is read at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .collection import CollectionParts, PositionedCollection
 from .rows import Rows, SpooledDocuments, check_field, qrels_frame, topics_frame, unique_rows
 
 _TABLE = re.compile(r"(.+?)(?:-\d+-of-(\d+))?(\.parquet|\.jsonl|\.jsonl\.gz)")
-"""Name of a table, number of its parts if it has several, and format."""
+"""The name of a table, the number of its parts if there are several, and the format."""
 
 
 def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "longembed") -> PositionedCollection:
@@ -29,10 +30,10 @@ def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "lo
     Topics and qrels have a variant for each context length. Positions are not published, so `gold` is empty.
 
     Args:
-        folder: of a set, with the tables `corpus`, `queries` and `qrels`. Their fields are `doc_id, text`, `qid, text`
-            and `qid, doc_id`; `context_length` (of documents and queries) may be absent.
-        tokenizer: for statistics, see `token_counter`.
-        name: of the collection.
+        folder: the folder of a set, with the tables `corpus` (`doc_id, text`), `queries` (`qid, text`) and `qrels`
+            (`qid, doc_id`). Documents and queries can have the field `context_length`.
+        tokenizer: counts tokens for statistics, see `token_counter`.
+        name: the name of the collection.
     """
     hub = "dwzhu/LongEmbed"
     corpus = unique_rows(_rows(_tables(folder, "corpus", hub), ("doc_id", "text")), "doc_id")
@@ -57,15 +58,15 @@ def read_mldr(
 ) -> PositionedCollection:
     """Read MLDR in one language (Chen et al. 2024): questions about a paragraph of a long document.
 
-    Topics and qrels have a variant for each split. Those of the training have judged negatives, with the label 0.
+    Topics and qrels have a variant for each split. The training split has judged negatives with the label 0.
 
     Args:
-        folder: of a language, such as `mldr-v1.0-en` of `Shitao/MLDR`, with `corpus.jsonl.gz` (`docid, text`) and
-            `train.jsonl.gz`, `dev.jsonl.gz` or `test.jsonl.gz` (`query_id, query, positive_passages,
-            negative_passages`, which have a `docid`).
-        splits: to read; None takes all that are there. "test" is the default variant if it is read. The English
-            training topics take 1.3 GB, since their files repeat the text of each passage.
-        tokenizer: for statistics, see `token_counter`.
+        folder: the folder of a language, such as `mldr-v1.0-en` of `Shitao/MLDR`, with `corpus.jsonl.gz`
+            (`docid, text`) and `train.jsonl.gz`, `dev.jsonl.gz` or `test.jsonl.gz` (`query_id, query,
+            positive_passages, negative_passages`, which have a `docid`).
+        splits: the splits to read; None for all in the folder. "test" is the default variant if it is read. The
+            English training topics take 1.3 GB, because their files repeat the text of each passage.
+        tokenizer: counts tokens for statistics, see `token_counter`.
     """
     hub, choices = "Shitao/MLDR", ("train", "dev", "test")
     for split in splits or ():
@@ -89,8 +90,8 @@ def _mldr(corpus: list[Path], files: dict[str, list[Path]]) -> CollectionParts:
     missing = [docno for _, docno, _ in labels if docno not in documents]
     if missing:
         warn(
-            f"{len(missing)} of {len(labels)} judged documents are not among the {len(documents)} documents, e.g. "
-            f"{missing[0]!r}: no system can find them",
+            f"{len(missing)} of {len(labels)} judged documents are missing from the corpus of {len(documents)} "
+            f"documents, e.g. {missing[0]!r}, and cannot be retrieved",
             UserWarning,
         )
     return CollectionParts(documents, topics, qrels_frame(labels), splits=splits)
@@ -115,18 +116,18 @@ def _rows(files: list[Path], strings: tuple[str, ...]) -> Rows:
 
 
 def _tables(folder: str | Path, table: str, hub: str, *, required: bool = True) -> list[Path]:
-    """Find the files of a table, which may be in several parts."""
+    """Find the files of a table, which can have several parts."""
     root = Path(folder).expanduser()
     files = (path for path in sorted(root.glob("*")) if path.is_file())
     matches = {path: match for path in files if (match := _TABLE.fullmatch(path.name))}
     paths = {path: match for path, match in matches.items() if match[1] == table}
     if required and not paths:
-        others = ", ".join(sorted({match[1] for match in matches.values()})) or "nothing of the kind"
+        others = ", ".join(sorted({match[1] for match in matches.values()})) or "none"
         raise FileNotFoundError(
-            f"{root} lacks {table}.parquet, .jsonl or .jsonl.gz, in one part or several (there is: {others}); give the "
-            f"folder with the files of the dataset {hub} of the Hugging Face hub, laid out as there"
+            f"{root} has no {table}.parquet, .jsonl or .jsonl.gz, in one or several parts (other tables: {others}): "
+            f"use a folder with the files of the dataset {hub} of the Hugging Face hub, in the same layout"
         )
     if len({match[3] for match in paths.values()}) > 1 or any(int(m[2] or 1) != len(paths) for m in paths.values()):
         names = ", ".join(path.name for path in paths)
-        raise FileNotFoundError(f"{root} must have all parts of {table}, in one format; it has {names}")
+        raise FileNotFoundError(f"{root} must have all parts of {table} in the same format; it has {names}")
     return list(paths)

@@ -1,4 +1,4 @@
-"""Takes the position out of training documents by rotation."""
+"""Remove positional bias from training documents by rotation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CUT = re.compile(r"\b(?=\w)")
 
 
 def rotate(text: str, rng: random.Random) -> str:
-    """Cut a text at a random word and swap the two parts (Boytsov et al. 2025, Algorithm 1; Hofstätter et al. 2021).
+    """Split a text at a random word and swap the two parts (Boytsov et al. 2025, Algorithm 1; Hofstätter et al. 2021).
 
-    Cuts at the start of the text and at the start of each word are equally likely.
+    Splits at the start of the text and at the start of each word are equally likely.
 
     Example:
         >>> rotate("one two three", random.Random(0))
@@ -35,14 +35,14 @@ def rotate(text: str, rng: random.Random) -> str:
 
 @dataclass(eq=False, repr=False)
 class RotateDocuments(NotebookMixin, pt.Transformer):
-    """Removes the bias of positions from training documents: rotates each at a random word.
+    """Removes positional bias from training documents by rotating each at a random word.
 
-    Put it between text loader and model when training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or before
-    an indexer. The seed and the text alone decide what a text becomes, whatever else is in the frame.
+    Put it between the text loader and the model for training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or
+    before an indexer. The result only depends on the seed and the text, not on other rows.
 
     Args:
         text_field: the column to change.
-        seed: of the random numbers.
+        seed: the random seed.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("hofstatter-2021-mitigating", "boytsov-2025-positional")
@@ -52,9 +52,9 @@ class RotateDocuments(NotebookMixin, pt.Transformer):
     seed: int = 0
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Change the texts of a frame, whose rows, index and other columns stay; None and NaN count as empty."""
+        """Rotate the texts; rows, index and other columns stay the same. None and NaN count as empty."""
         pt.validate.columns(inp, includes=[self.text_field], context=self)
         texts = strings(inp[self.text_field], self.text_field)
-        # The text seeds the random numbers: a document changes in the same way in every run and batch.
+        # The text is part of the seed, so that a document is rotated in the same way in every run and batch.
         new_texts = [rotate(text, random.Random(f"{self.seed}/{text}")) for text in texts]
         return inp.assign(**{self.text_field: pd.Series(new_texts, dtype=str).array})

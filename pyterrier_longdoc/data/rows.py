@@ -1,4 +1,4 @@
-"""What readers of files share: errors that name the malformed row, frames, and documents on disk."""
+"""Helpers for file readers: errors that name the malformed row, frames, and documents on disk."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .collection import Documents
 from .passages import TextSpool
 
 Rows = Iterable[tuple[str, dict[str, Any]]]
-"""Rows of a file, each with its place."""
+"""Rows of a file, each with its location."""
 
 
 def check_field(valid: bool, where: str, field: str, rule: str, value: Any) -> None:
-    """Raise ValueError, naming row and field, for an invalid value."""
+    """Raise ValueError for an invalid value, naming row and field."""
     if not valid:
         raise ValueError(f"{where}: field {field!r} must {rule}, got {str(value)[:80]!r}")
 
 
 def put_once(values: dict[str, Any], name: str, value: Any, where: str) -> bool:
-    """Put a value under a name and return if it is new; raise ValueError if the name has another value."""
+    """Store a value by name and return whether it is new; raise ValueError if the name has another value."""
     is_new = name not in values
     if values.setdefault(name, value) != value:
-        raise ValueError(f"{where}: {name!r} is there twice, with different contents; names must be unique")
+        raise ValueError(f"{where}: {name!r} must be unique, but occurs twice with different contents")
     return is_new
 
 
 def unique_rows(rows: Rows, field: str) -> dict[str, dict[str, Any]]:
-    """Return the rows by a field that must be unique; equal rows may repeat."""
+    """Return the rows by a field that must be unique; equal rows can be repeated."""
     unique: dict[str, dict[str, Any]] = {}
     for where, row in rows:
         put_once(unique, row[field], row, where)
@@ -41,7 +41,7 @@ def unique_rows(rows: Rows, field: str) -> dict[str, dict[str, Any]]:
 
 
 def judged_lines(file: Path) -> Iterator[tuple[str, str, int]]:
-    """Read `qid, docno, label` from TREC's qrels."""
+    """Read `qid, docno, label` from qrels in TREC's format."""
     for where, line in read_lines(file):
         try:
             qid, _, docno, label = line.split()
@@ -52,17 +52,17 @@ def judged_lines(file: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def topics_frame(rows: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Return topics as PyTerrier has them."""
+    """Return topics as a frame for PyTerrier."""
     return pd.DataFrame(list(rows), columns=["qid", "query"], dtype=str)
 
 
 def qrels_frame(rows: Iterable[tuple[str, str, int]]) -> pd.DataFrame:
-    """Return judgements as PyTerrier has them."""
+    """Return judgements as a frame for PyTerrier."""
     return pd.DataFrame(list(rows), columns=["qid", "docno", "label"]).astype({"qid": str, "docno": str, "label": int})
 
 
 class SpooledDocuments(Mapping[str, Mapping[str, str]]):
-    """Documents on disk, docno -> `docno, text`, from (place, docno, text) rows; repeated equal rows are ignored."""
+    """Documents on disk, docno -> `docno, text`, from (location, docno, text) rows; equal rows count once."""
 
     def __init__(self, rows: Iterable[tuple[str, str, str]]) -> None:
         digests: dict[str, int] = {}
@@ -82,8 +82,8 @@ class SpooledDocuments(Mapping[str, Mapping[str, str]]):
 
 
 def recount(gold: Iterable[tuple[Any, ...]], documents: Documents, count: Counter) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `PositionedCollection.gold` with `first_token` and `length` by this counter."""
-    # Many questions share a passage. The space before it belongs to its first token, where tokens have spaces.
+    """Yield the rows of `PositionedCollection.gold` with `first_token` and `length` from this counter."""
+    # Cached, because questions share passages. The space before a passage can be part of its first token.
     before = cache(lambda docno, start: count([documents[docno]["text"][:start].rstrip()])[0])
     length = cache(lambda docno: count([documents[docno]["text"]])[0])
     for qid, docno, start, end, _, _, position, passage in gold:

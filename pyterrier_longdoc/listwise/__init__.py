@@ -1,4 +1,4 @@
-"""Listwise reranking by language models, without torch and without vendors' libraries until they are used."""
+"""Listwise reranking by language models. Torch and the libraries of vendors are only imported when they are used."""
 
 from .answer_forms import FirstToken, Permutation
 from .backends import (

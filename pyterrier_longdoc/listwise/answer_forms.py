@@ -1,4 +1,4 @@
-"""How a model answers which documents are best: by an order of all, or by its first token alone."""
+"""Answer forms of a model: a written order of all documents, or the log-probabilities of its first token."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ FIRST_TOKEN_PROMPT = ListwisePrompt(
 
 
 class AnswerForm(Cited, ABC):
-    """How a model is asked for an order of documents, and how its order is read."""
+    """Asks a model for an order of documents and reads its answer."""
 
-    prompt: ListwisePrompt  # the prompt of a `RankGPT` without `prompt=`
-    asks_again: bool  # whether another call may help after an unreadable reply
+    prompt: ListwisePrompt  # the default prompt of `RankGPT`
+    asks_again: bool  # whether another call can help after an unreadable reply
 
     @abstractmethod
     def check(self, client: LLMClient, prompt: Prompt) -> None:
-        """Raise ValueError if model or prompt does not allow this form; the model is not asked."""
+        """Raise ValueError if the model or prompt does not allow this form; the model is not called."""
 
     @abstractmethod
     def max_documents(self, prompt: Prompt) -> int | None:
-        """Return the most documents in a prompt; None for no limit."""
+        """Return the maximum number of documents in a prompt; None for no limit."""
 
     @abstractmethod
     def ask(self, client: LLMClient, qid: str, messages: list[Message], prompt: Prompt) -> Reply:
-        """Ask the model."""
+        """Send a prompt to the model."""
 
     @abstractmethod
     def parse(self, reply: Reply, n: int, prompt: Prompt) -> ParsedReply | None:
-        """Return the order of `n` documents; None for a reply that holds none."""
+        """Return the order of `n` documents in a reply; None if there is none."""
 
     @abstractmethod
     def unchanged(self, n: int, prompt: Prompt) -> Reply:
-        """Return a reply that leaves `n` documents in their order."""
+        """Return a reply that keeps the order of `n` documents."""
 
 
 @dataclass(frozen=True, repr=False)
 class Permutation(ReprMixin, AnswerForm):
-    """The model writes the numbers of all documents, best first: `[2] > [1]`; any model can. Sun et al. 2023."""
+    """Any model writes the numbers of all documents, best first: `[2] > [1]` (Sun et al. 2023)."""
 
     prompt = ListwisePrompt()
     asks_again = True
 
     def check(self, client: LLMClient, prompt: Prompt) -> None:
         if names(prompt) == string.ascii_uppercase:
-            raise ValueError("prompt= has identifiers='letters', for answer=FirstToken(); orders are read from numbers")
+            raise ValueError("prompt= must have identifiers='numbers'; 'letters' are for answer=FirstToken()")
 
     def max_documents(self, prompt: Prompt) -> int | None:
         return None
@@ -84,21 +84,21 @@ class Permutation(ReprMixin, AnswerForm):
 
 @dataclass(frozen=True, repr=False)
 class FirstToken(ReprMixin, AnswerForm):
-    """The order is that of the log-probabilities of the documents' identifiers as first token of the answer.
+    """Orders documents by the log-probabilities of their identifiers as the first token of the answer.
 
-    Source: FIRST (Reddy et al. 2024, arXiv 2406.15657), whose identifiers are letters. The model writes one token for a
-    prompt instead of a ranking. FIRST's models were trained for it; the prompt's wording is this package's own. The
-    probability of an identifier is the sum over all tokens that differ from it by white space alone. A prompt has at
-    most 26 documents with letters, and 9 with numbers, as the first token of 12 may be 1.
+    Source: FIRST (Reddy et al. 2024, arXiv 2406.15657), with letters as identifiers. The model generates one token per
+    prompt instead of a ranking. The models of FIRST were trained for it; the prompt is this package's. The probability
+    of an identifier is the sum over all tokens that only differ from it in white space. A prompt has at most 26
+    documents with letters, or 9 with numbers, because 12 can begin with the token 1.
 
-    A server gives at most `top_logprobs` log-probabilities, also of other tokens. Documents whose identifier is missing
-    rank below the others, in their old order. They count as left out (`llm_missing`) with a warning, like documents
-    that a written ranking does not name. A reply without any identifier is a failure (`on_failure`); it is
-    not asked for again (`retries`), as it would be the same.
+    A server returns at most `top_logprobs` log-probabilities, including those of other tokens. Documents without one
+    are ranked below the others in their previous order. A warning is issued and they count as `llm_missing`, like
+    documents left out of a written ranking. A reply without any identifier is a failure (`on_failure`). It is not
+    retried, because the next reply would be the same.
 
     Args:
-        top_logprobs: log-probabilities to ask for, at least as many as there are documents in a prompt. OpenAI gives at
-            most 20; vLLM as many as its `--max-logprobs`. `HuggingFaceBackend` knows those of all identifiers.
+        top_logprobs: the number of log-probabilities to request, at least the number of documents in a prompt. OpenAI
+            returns at most 20, vLLM at most its `--max-logprobs`. `HuggingFaceBackend` returns all identifiers.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("reddy-2024-first",)
@@ -121,7 +121,7 @@ class FirstToken(ReprMixin, AnswerForm):
         return client.first_token(qid, messages, names(prompt), self.top_logprobs)
 
     def parse(self, reply: Reply, n: int, prompt: Prompt) -> ParsedReply | None:
-        """Return the order by falling log-probability; documents without one stay behind in their order."""
+        """Return the order by descending log-probability; documents without one come last in their order."""
         values = [logprob(reply.logprobs or {}, name) for name in names(prompt)[:n]]
         scored = [document for document, value in enumerate(values) if value > -math.inf]
         if not scored:
@@ -135,12 +135,12 @@ class FirstToken(ReprMixin, AnswerForm):
 
 
 def names(prompt: Prompt) -> str:
-    """Return the one-token identifiers of a prompt's documents: letters, or 1 to 9, as a function must use."""
+    """Return the one-token identifiers of a prompt's documents: letters, or 1 to 9 (also for prompt functions)."""
     return string.ascii_uppercase if getattr(prompt, "identifiers", "") == "letters" else string.digits[1:]
 
 
 def logprob(logprobs: Mapping[str, float], word: str, *, fold: bool = False) -> float:
-    """Return the log-probability of a word with any white space around it, with `fold` in any case; -inf for none.
+    """Return the log-probability of a word with any surrounding white space (with `fold` in any case), or -inf.
 
     Example:
         >>> round(logprob({"A": -1.5, " A": -3.0, "B": -0.5}, "A"), 4)
@@ -150,11 +150,11 @@ def logprob(logprobs: Mapping[str, float], word: str, *, fold: bool = False) -> 
     stripped = [(token.strip(), value) for token, value in logprobs.items() if value > -math.inf]
     matches = [value for token, value in stripped if (token.casefold() if fold else token) == target]
     highest = max(matches, default=-math.inf)
-    # Relative to the likeliest: exp(-746) is 0.
+    # Relative to the highest, because exp(-746) is 0.
     return highest + math.log(math.fsum(math.exp(value - highest) for value in matches)) if matches else highest
 
 
 def check_gives_logprobs(client: LLMClient, user: str) -> None:
-    """Raise ValueError for a backend that never gives log-probabilities."""
+    """Raise ValueError for a backend that cannot return log-probabilities."""
     if not hasattr(client.backend, "first_token"):
-        raise ValueError(f"{client.backend!r} gives no log-probabilities, which {user} needs; {LOGPROBS_FROM}")
+        raise ValueError(f"{user} needs log-probabilities, which {client.backend!r} does not return: {LOGPROBS_FROM}")

@@ -1,4 +1,4 @@
-"""Ways to ask a language model; their libraries are imported at the first question."""
+"""Backends for language models; their libraries are imported on the first call."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from ..common.servers import (
 )
 from .prompts import Message
 
-# One lock for all local models: a lock of each could not be pickled.
+# One lock for all local models, because a lock per model could not be pickled.
 _GENERATING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's answer.
+    """The reply of a model.
 
     Attributes:
-        text: what it wrote.
-        input_tokens: tokens of the prompt; None if the backend does not know.
-        output_tokens: tokens of the answer, reasoning included; None if the backend does not know.
-        logprobs: natural log-probabilities of the likeliest first tokens, by text; None unless `first_token` was called
-            and the backend has them.
+        text: the generated text.
+        input_tokens: the number of tokens of the prompt; None if the backend does not report it.
+        output_tokens: the number of generated tokens, including reasoning; None if the backend does not report it.
+        logprobs: natural log-probabilities of the most likely first tokens, by text; None unless `first_token` was
+            called and the backend returns them.
     """
 
     text: str
@@ -50,14 +50,14 @@ class Reply:
 
 
 class Backend(Protocol):
-    """Asks one model.
+    """A connection to one model.
 
-    A backend with log-probabilities also has `first_token(messages, words, top_logprobs) -> Reply`, whose reply has
-    `logprobs` for each of `words`, or for the server's `top_logprobs` likeliest tokens.
+    A backend with log-probabilities also has `first_token(messages, words, top_logprobs) -> Reply`, which returns
+    `logprobs` for each of `words`, or for the `top_logprobs` most likely tokens of the server.
 
     Attributes:
-        model: its name.
-        settings: all else that a reply depends on, JSON-able, without keys and addresses.
+        model: the name of the model.
+        settings: everything else that a reply depends on, as JSON, without keys and addresses.
     """
 
     @property
@@ -66,17 +66,17 @@ class Backend(Protocol):
     def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
-        """Send a conversation; raise BackendError if there is no reply. Several threads may call at a time."""
+        """Send a conversation; raise BackendError if there is no reply. Must be thread-safe."""
 
 
 class CallableBackend:
-    """Any function from messages to text, as a backend.
+    """A backend from any function of messages.
 
     Args:
-        function: gets the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs` for
-            `first_token`. Its exceptions end the run, but after `ContextOverflowError` documents are shortened.
-        name: name of the function in the replay cache; change it when the answers of the function change. Default: the
-            module and name of a plain function.
+        function: takes the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs`
+            for `first_token`. Exceptions end the run, except for `ContextOverflowError`, which shortens the documents.
+        name: the name of the function in the replay cache; change it when the function changes. Default: the module and
+            name of the function.
     """
 
     def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
@@ -90,41 +90,41 @@ class CallableBackend:
         return f"CallableBackend({self.model})"
 
     def code_parts(self) -> Sequence[Any]:
-        """Return the function, which may be user code, unless a name of the user's answers for it."""
+        """Return the function, which can be user code, unless the user named it."""
         return () if self.name else (self.function,)
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Call the function."""
         reply = self.function([dict(message) for message in messages])
         if not isinstance(reply, str | Reply):
-            raise TypeError(f"{self.model} returned {type(reply).__name__}; it must return a string or a Reply")
+            raise TypeError(f"{self.model} returned {type(reply).__name__}: it must return a string or a Reply")
         return Reply(reply) if isinstance(reply, str) else reply
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Call the function, which returns a `Reply` with `logprobs`."""
+        """Call the function, which must return a `Reply` with `logprobs`."""
         return self(messages)
 
 
 @dataclass(eq=False, repr=False)
 class OpenAIBackend:
-    """A model behind an OpenAI-compatible server: OpenAI's, Anthropic's, vLLM, SGLang, Ollama, llama.cpp, gateways.
+    """A model on an OpenAI-compatible server: OpenAI, Anthropic, vLLM, SGLang, Ollama, llama.cpp or a gateway.
 
     The `openai` client retries after time-outs, rate limits (429) and server errors, with exponential back-off up to 8
-    seconds, jitter, and the server's Retry-After (up to two minutes). A bad key or a bad request ends the run at once.
+    seconds, jitter, and the server's Retry-After (up to two minutes). A wrong key or bad request ends the run at once.
 
     Args:
-        model: its name on the server.
-        base_url: the server, mostly with `/v1` at its end, e.g. `"http://localhost:8000/v1"`, or
-            `"https://api.anthropic.com/v1"` for Claude; None for OpenAI's.
+        model: the name of the model on the server.
+        base_url: the address of the server, usually ending in `/v1`, e.g. `"http://localhost:8000/v1"`, or
+            `"https://api.anthropic.com/v1"` for Claude; None for OpenAI.
         key_variable: the environment variable with the key. Default: `OPENAI_API_KEY` for OpenAI's server and no key
-            for any other, so that no key goes to a wrong server.
-        client: an `openai.OpenAI` client of your own, instead of the two above, `timeout` and `max_retries`.
-        parameters: of the request, e.g. `{"temperature": 0, "max_tokens": 300}`, the default being a temperature of 0.
-        timeout: seconds to wait for a reply.
-        max_retries: most requests after a failed one.
+            for others, so that keys are not sent to the wrong server.
+        client: your own `openai.OpenAI` client, instead of `base_url`, `key_variable`, `timeout` and `max_retries`.
+        parameters: parameters of the request, e.g. `{"temperature": 0, "max_tokens": 300}`. Default: temperature 0.
+        timeout: the maximum time to wait for a reply, in seconds.
+        max_retries: the maximum number of retries of a failed request.
 
     Raises:
-        ValueError: for parameters that could hold keys.
+        ValueError: for parameters that could contain keys.
 
     Example:
         `ld.OpenAIBackend("qwen3", base_url="http://localhost:8000/v1")`
@@ -141,7 +141,7 @@ class OpenAIBackend:
 
     def __post_init__(self) -> None:
         validate(self)
-        check_parameters(self.parameters, "messages", "model", "stream", cure="keys belong into client=")
+        check_parameters(self.parameters, "messages", "model", "stream", cure="pass keys in client=")
         self._connection: Any = None
 
     def __repr__(self) -> str:
@@ -152,16 +152,16 @@ class OpenAIBackend:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The request's parameters."""
+        """The parameters of the request."""
         return {"api": "openai", **self.parameters}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
-        """Send a conversation; BackendError, with the server's address and words, if there is no reply."""
+        """Send a conversation; raise BackendError with the server's address and message if there is no reply."""
         return self._ask(messages, self.parameters)
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Ask for one token and the log-probabilities of the likeliest; the server says how many it gives at most."""
-        # OpenAI's newer models know one name alone, most other servers the other.
+        """Request one token with the log-probabilities of the most likely ones; the server limits their number."""
+        # OpenAI's newer models only accept one name, most other servers the other.
         newer = "max_completion_tokens"
         bound = newer if newer in self.parameters else "max_tokens"
         return self._ask(messages, {**self.parameters, bound: 1, "logprobs": True, "top_logprobs": top_logprobs})
@@ -170,7 +170,7 @@ class OpenAIBackend:
         openai, client = llm_library("openai"), self.client
         try:
             client = client or self._connect(openai)
-            # The client itself retries all but malformed replies.
+            # The client retries everything but malformed replies.
             reply: Reply = retrying(self.max_retries, MalformedReplyError)(self._request, client, messages, parameters)
             return reply
         except openai.OpenAIError as error:
@@ -181,12 +181,12 @@ class OpenAIBackend:
             reason = f"{self.model}: {type(error).__name__} at {without_secrets(url)}: {message}"
             key = getattr(client, "api_key", None)
             failure = (ContextOverflowError if too_long else BackendError)(redact(reason, key))
-        # Not within "except": the error would hold the original one, with the request and its key.
+        # Not inside "except", because the error would contain the original one, with the request and its key.
         raise failure
 
     def _connect(self, openai: Any) -> Any:
         if self._connection is None:
-            # Other servers often want any key, but must not get OpenAI's.
+            # Other servers often require some key, but must not get OpenAI's.
             key = None if self.base_url is None else "no-key"
             if self.key_variable is not None:
                 key = key_in(self.key_variable, self.model)
@@ -200,19 +200,17 @@ class OpenAIBackend:
         try:
             return _reply_of(raw.parse())
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-            message = (
-                f"no answer of OpenAI's API at {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
-            )
+            message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
         raise MalformedReplyError(redact(f"{self.model}: {message}", client.api_key))
 
 
 def _reply_of(answer: Any) -> Reply:
-    """Return the reply in an answer of OpenAI's API."""
+    """Return the reply in a response of OpenAI's API."""
     choice, usage = answer.choices[0], answer.usage
     text = choice.message.content or getattr(choice.message, "refusal", None) or ""
     check_type(str, "a text", content=text)
     positions = getattr(getattr(choice, "logprobs", None), "content", None)
-    # Of several tokens with one text the first, the likeliest, counts.
+    # Of several tokens with the same text, the first and most likely one counts.
     logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
     if logprobs and not all(value < math.inf for value in logprobs.values()):
         raise ValueError("log-probabilities must be numbers")
@@ -221,22 +219,22 @@ def _reply_of(answer: Any) -> Reply:
 
 
 def _count(value: Any) -> int | None:
-    """Return a number of tokens; None, so that they are counted here, for what is none."""
+    """Return a reported number of tokens; None if it is invalid, so that they are counted instead."""
     return value if isinstance(value, int) and 0 <= value <= sys.maxsize else None
 
 
 @dataclass(eq=False, repr=False)
 class HuggingFaceBackend:
-    """A causal language model of the Hugging Face hub, in this process; one prompt at a time.
+    """A causal language model from the Hugging Face hub, run locally with one prompt at a time.
 
-    Prompts are made by the tokenizer's chat template. For a model whose template knows no system message, use a prompt
-    without one: `ListwisePrompt(system="")`. For many prompts, a server such as vLLM behind `OpenAIBackend` is faster.
+    Prompts use the chat template of the tokenizer. If the template has no system message, use a prompt without one:
+    `ListwisePrompt(system="")`. For many prompts, a server such as vLLM with `OpenAIBackend` is faster.
 
     Args:
-        model: a model on the hub, or a folder, which is identified by the contents of its files when first read.
-        parameters: of `generate`. Default: greedy, at most 256 new tokens.
-        device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: `"float32"`, `"bfloat16"` or `"float16"`; None for that of the checkpoint.
+        model: a model on the hub, or a folder, which is identified by the contents of its files when it is first read.
+        parameters: the parameters of `generate`. Default: greedy decoding, at most 256 new tokens.
+        device: `"cuda"`, `"cpu"`, ...; None uses a GPU if there is one.
+        dtype: `"float32"`, `"bfloat16"` or `"float16"`; None uses that of the checkpoint.
         trust_remote_code: run modelling code of the checkpoint.
     """
 
@@ -250,8 +248,8 @@ class HuggingFaceBackend:
     def __post_init__(self) -> None:
         self.model = str(self.model)
         self._loaded: tuple[Any, Any] | None = None
-        self._files: str | None = None  # digest of a folder at first use
-        self._ids: dict[str, list[int]] = {}  # of all tokens, by text without white space around it
+        self._files: str | None = None  # digest of a folder on first use
+        self._ids: dict[str, list[int]] = {}  # ids of all tokens, by text without surrounding white space
 
     def __repr__(self) -> str:
         return f"HuggingFaceBackend({Path(self.model).name!r})"
@@ -266,7 +264,7 @@ class HuggingFaceBackend:
         return {"api": "transformers", "files": self._files, "dtype": self.dtype, **self.parameters}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
-        """Generate an answer; raise ContextOverflowError if the model has too few positions for it."""
+        """Generate a reply; raise ContextOverflowError if it exceeds the positions of the model."""
         import torch
 
         with _GENERATING, torch.inference_mode():
@@ -277,10 +275,10 @@ class HuggingFaceBackend:
             return Reply(tokenizer.decode(answer, skip_special_tokens=True), length, len(answer))
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return the exact log-probabilities of the words, from one pass.
+        """Return the exact log-probabilities of the words, in one forward pass.
 
-        A word's is the sum over all tokens that differ from it by white space alone, such as `Yes` and SentencePiece's
-        `▁Yes`; a word of several tokens has none.
+        The probability of a word is the sum over all tokens that only differ from it in white space, such as `Yes` and
+        SentencePiece's `▁Yes`. A word of several tokens has none.
         """
         import torch
 
@@ -296,7 +294,7 @@ class HuggingFaceBackend:
             return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=values)
 
     def _inputs(self, messages: Sequence[Message], answer: int) -> tuple[Any, int]:
-        """Return a conversation as inputs of the model, and the number of its tokens."""
+        """Return a conversation as input of the model, and its number of tokens."""
         model, tokenizer = self._load()
         inputs = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -305,7 +303,7 @@ class HuggingFaceBackend:
         positions = getattr(model.config, "max_position_embeddings", None)
         if positions is not None and length + answer > positions:
             raise ContextOverflowError(
-                f"{self!r}: the model takes {positions} tokens; prompt and answer have {length + answer}"
+                f"{self!r}: prompt and answer have {length + answer} tokens, but the model allows {positions}"
             )
         return inputs, length
 
@@ -320,7 +318,7 @@ class HuggingFaceBackend:
             from ..modelling.devices import in_own_memory
 
             if folder_digest(self.model) != self.settings["files"]:
-                raise ValueError(f"{self!r}: the folder has changed since this backend's first use: make a new one")
+                raise ValueError(f"{self!r}: the folder has changed since its first use: create a new backend")
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)
             tokenizer = load_tokenizer(place, **options)

@@ -1,4 +1,4 @@
-"""A model with its cache and its ledger, and retries after unreadable replies."""
+"""A client for a model with a replay cache, a ledger, and retries after unreadable replies."""
 
 from __future__ import annotations
 
@@ -20,49 +20,47 @@ from .prompt_budget import Tokens
 from .prompts import Message
 
 ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
-"""Settings of the backends that bound the tokens of an answer."""
+"""Settings of backends that limit the number of generated tokens."""
 
 REPEATED_CHARACTERS = 2000
-"""Characters of an unreadable reply that its reminder repeats."""
+"""Maximum number of characters of an unreadable reply that are repeated in the reminder."""
 
 LOGPROBS_FROM = (
-    "ask a model that does, by OpenAIBackend (OpenAI's chat models without reasoning, vLLM, SGLang, llama.cpp) or "
-    "HuggingFaceBackend"
+    "use OpenAIBackend (OpenAI's chat models without reasoning, vLLM, SGLang, llama.cpp) or HuggingFaceBackend"
 )
-"""What to do where there are no log-probabilities."""
+"""Advice in errors about missing log-probabilities."""
 
 Parsed = TypeVar("Parsed")
 
 
 class NotInCacheError(LookupError):
-    """A run that may only replay its cache has a new prompt."""
+    """The cache has no reply to a prompt, and `replay_only` is set."""
 
 
 class NoLogprobsError(BackendError):
-    """A model answered without log-probabilities."""
+    """A model replied without log-probabilities."""
 
 
 def reply_key(model: str, settings: Mapping[str, Any], messages: Sequence[Message]) -> str:
-    """Return a hash of all that a reply depends on."""
+    """Return a hash of everything a reply depends on."""
     content = json.dumps([model, dict(settings), list(messages)], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 class LLMClient:
-    """Asks a model through a replay cache, and keeps the ledger; may be shared by rerankers and judges.
+    """Calls a model through a replay cache and keeps a ledger; can be shared by rerankers and judges.
 
     Args:
         llm: a backend, or a function from messages to text.
-        cache: a SQLite file of replies, by a hash of model, settings and messages; several threads and processes may
-            use it. It stores hashes of these, never API keys or addresses. Replies in it are not paid for again. A
-            reply is stored before its ranking is used, so that no reply is lost when a run is stopped. None for no
-            cache.
-        prices: of a million tokens.
-        max_cost: no call starts once this much is spent; earlier replies of this model in the cache count. Calls under
-            way, one for each thread, may still pass it. Needs `prices`.
-        tokenizer: counts tokens where the backend reports none: a Hugging Face tokenizer or its name, a tiktoken
-            encoding or a function; None counts four characters as one.
-        replay_only: read all replies from the cache; needs neither key nor network.
+        cache: a SQLite file of replies; several threads and processes can use it. Replies are found by a hash of model,
+            settings and messages; API keys and addresses are not stored. Cached replies cost nothing. A reply is stored
+            before it is used, so that none is lost when a run is stopped. None for no cache.
+        prices: the prices per million tokens.
+        max_cost: no call starts once this amount is spent, including earlier replies of this model in the cache. Calls
+            in progress, one per thread, can still exceed it. Needs `prices`.
+        tokenizer: counts tokens that the backend does not report: a Hugging Face tokenizer or its name, a tiktoken
+            encoding or a function; None counts four characters as one token.
+        replay_only: read all replies from the cache, without key or network.
 
     Attributes:
         ledger: the calls so far.
@@ -80,15 +78,15 @@ class LLMClient:
     ) -> None:
         if isinstance(llm, str):
             raise ValueError(
-                f"llm={llm!r} is a model's name: give ld.OpenAIBackend({llm!r}) for a model behind a server, or "
-                f"ld.HuggingFaceBackend({llm!r}) for one in this process"
+                f"llm={llm!r} must be a backend: ld.OpenAIBackend({llm!r}) for a model on a server, or "
+                f"ld.HuggingFaceBackend({llm!r}) for a local model"
             )
         check_type(Callable, "a backend, an LLMClient, or a function from messages to text", llm=llm)
         is_backend = hasattr(llm, "model") and hasattr(llm, "settings")
         self.backend: Backend = llm if is_backend else CallableBackend(llm)
         if cache is not None and isinstance(self.backend, CallableBackend) and not self.backend.has_name:
             raise ValueError(
-                f"{self.backend!r} has no name by which the cache could know its replies: "
+                f"{self.backend!r} needs a name to identify its replies in the cache: "
                 f"use CallableBackend(function, name=...)"
             )
         self.cache = None if cache is None else Store(cache)
@@ -105,20 +103,20 @@ class LLMClient:
         return f"LLMClient({self.backend!r})"
 
     def code_parts(self) -> Sequence[Any]:
-        """Return the backend, which may be user code."""
+        """Return the backend, which can be user code."""
         return (self.backend,)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}}
 
     def ask(self, qid: str, messages: Sequence[Message]) -> Reply:
-        """Return the model's reply, from the cache if it has one, and enter it in the ledger for the qid."""
+        """Return the reply of the cache or else the model, and record it in the ledger for the qid."""
         return self._reply(qid, messages, self.backend, self.backend.settings)
 
     def first_token(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return a reply, as `ask` does, with log-probabilities of its first token.
+        """Return a reply, like `ask`, with log-probabilities of its first token.
 
-        These are for each of `words`, or for the server's `top_logprobs` likeliest tokens.
+        They are for each of `words`, or for the `top_logprobs` most likely tokens of the server.
         """
         backend: Any = self.backend
         parameters = {name: value for name, value in backend.settings.items() if name not in ANSWER_BOUNDS}
@@ -128,8 +126,7 @@ class LLMClient:
             reply: Reply = backend.first_token(messages, words, top_logprobs)
             if not reply.logprobs:
                 raise NoLogprobsError(
-                    f"the model {backend.model!r} answered without log-probabilities: its server, or this model of "
-                    f"it, does not give them; {LOGPROBS_FROM}"
+                    f"the model {backend.model!r} or its server did not return log-probabilities: {LOGPROBS_FROM}"
                 )
             return reply
 
@@ -142,20 +139,20 @@ class LLMClient:
         send: Callable[[Sequence[Message]], Reply],
         settings: Mapping[str, Any],
     ) -> Reply:
-        """Return the cache's reply to these messages with these settings, or else that of `send`."""
+        """Return the reply to these messages with these settings, from the cache or else from `send`."""
         key = reply_key(self.backend.model, settings, messages)
-        # With a cache, the same prompt of two queries at the same time is paid for once.
+        # With a cache, equal prompts of concurrent queries are only paid for once.
         with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
             entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
             replayed = entry is not None
             if entry is None:
                 if self.replay_only:
-                    raise NotInCacheError(f"query {qid!r}: no reply to this prompt of {self.backend!r} in {self.cache}")
+                    raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
                 try:
                     entry = self._new_reply(messages, send)
                 except BackendError as error:
-                    kept = f"the replies before are in {self.cache}: the same call goes on after them"
-                    kept = "LLMClient(..., cache=FILE) keeps the replies before" if self.cache is None else kept
+                    kept = f"Earlier replies are in {self.cache}: repeat the call to continue"
+                    kept = "LLMClient(..., cache=FILE) would keep earlier replies" if self.cache is None else kept
                     if self.ledger.calls and type(error) is BackendError:
                         error.args = (f"{error}. {kept}",)
                     raise
@@ -165,10 +162,10 @@ class LLMClient:
         return Reply(entry["text"], entry["input_tokens"], entry["output_tokens"], entry["logprobs"])
 
     def _new_reply(self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Reply]) -> dict[str, Any]:
-        """Return a new reply in the cache's form; tokens that the backend does not report are counted."""
+        """Return a new reply as an entry of the cache; tokens that the backend does not report are counted."""
         self.ledger.check_cap()
         reply = send(messages)
-        # Models emit halves of surrogate pairs, which servers refuse in the reminder that repeats the reply.
+        # Models can generate lone surrogates, which servers refuse in the reminder that repeats the reply.
         reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
         estimated = reply.input_tokens is None or reply.output_tokens is None
         tokens_in = self.tokens.count_messages(messages) if reply.input_tokens is None else reply.input_tokens
@@ -178,27 +175,27 @@ class LLMClient:
 
 
 def _entry(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the cache with all its fields; LookupError if one is missing."""
+    """Return an entry of the cache; LookupError if a field is missing."""
     names = ("model", "estimated", *(f.name for f in fields(Reply)))
     return {name: stored[name] for name in names}
 
 
 class AsksLLM:
-    """Base of transformers whose argument `llm` is a client, a backend or a function."""
+    """Base class of transformers with the argument `llm`: a client, a backend or a function."""
 
     llm: Any
     _client_of: tuple[Any, LLMClient] | None = None
 
     @property
     def client(self) -> LLMClient:
-        """`llm` as an `LLMClient`: the same one, with one ledger, as long as `llm` is the same."""
+        """`llm` as an `LLMClient`; the same one as long as `llm` is the same object."""
         if self._client_of is None or self._client_of[0] is not self.llm:
             self._client_of = self.llm, self.llm if isinstance(self.llm, LLMClient) else LLMClient(self.llm)
         return self._client_of[1]
 
     @property
     def ledger(self) -> Ledger:
-        """The calls of this object, and of all others that share its `LLMClient`."""
+        """The calls of this object and of all others that share its `LLMClient`."""
         return self.client.ledger
 
 
@@ -211,16 +208,16 @@ def read_reply(
     request: str,
     retries: int,
 ) -> tuple[Parsed | None, list[Reply]]:
-    """Parse a reply; if that fails, ask again with the conversation, the reply and `request`.
+    """Parse a reply; if this fails, ask again with the conversation, the reply and `request`.
 
-    Return the parsed answer (None after all retries) and the unreadable replies.
+    Returns the parsed answer (None after all retries) and the unreadable replies.
     """
     unreadable: list[Reply] = []
     while (parsed := parse(reply)) is None:
         unreadable.append(reply)
         if len(unreadable) > retries:
             break
-        # Some servers refuse messages that are empty or end in white space.
+        # Some servers refuse empty messages and messages that end in white space.
         answer = reply.text.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
         messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": request}]
         try:

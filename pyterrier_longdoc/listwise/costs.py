@@ -1,4 +1,4 @@
-"""The calls of a model: their cost, and the cap on it."""
+"""The cost of calls and its cap."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pandas as pd
 from ..common.arguments import argument, validate
 from ..common.presentation import readable
 
-# One lock for all ledgers: a lock of each could not be pickled.
+# One lock for all ledgers, because a lock per ledger could not be pickled.
 _ADDING = threading.Lock()
 
 
 class SpendCapError(RuntimeError):
-    """The calls have cost `max_cost`, and no call starts any more."""
+    """The calls have reached `max_cost`."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a model, in any one currency; no default, as they change.
+    """The prices of a model, in any currency. There are no defaults, because prices change.
 
     Args:
-        input: of a million tokens of prompt.
-        output: of a million tokens of answer.
+        input: the price of a million prompt tokens.
+        output: the price of a million generated tokens.
     """
 
     input: float = argument(at_least=0)
@@ -40,7 +40,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Call:
-    """One reply: for which query, whether from the cache, its tokens, and whether these were counted here."""
+    """One reply: its query, whether it was replayed from the cache, and its tokens (reported or estimated)."""
 
     qid: str
     replayed: bool
@@ -51,14 +51,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The calls, tokens and cost that a run is expected to take.
+    """The expected calls, tokens and cost of a run.
 
     Attributes:
-        calls: prompts, without retries and shortened prompts; the largest possible number where answers decide. Those
-            whose reply is in the cache count, too.
-        input_tokens: of the prompts.
-        output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
-        cost: at the ledger's prices; None without prices.
+        calls: the number of prompts, without retries; the maximum if it depends on the answers. Prompts with a cached
+            reply are included.
+        input_tokens: the tokens of the prompts.
+        output_tokens: the tokens of answers that only contain the ranking; reasoning models generate far more.
+        cost: the cost at the prices of the ledger; None without prices.
     """
 
     calls: int
@@ -76,17 +76,17 @@ class Estimate:
 
 @dataclass(eq=False, repr=False)
 class Ledger:
-    """The calls of one or several runs; those that ended in an error are not among them.
+    """The calls of one or several runs, without those that failed.
 
     Args:
-        prices: for costs; None leaves costs at zero.
-        max_cost: no call starts once `earlier_cost` and the cost reach it; calls under way, one for each thread, may
-            still pass it. None for no cap. Replayed calls are free.
-        earlier_cost: cost of the replies that were in the cache before.
+        prices: the prices; without them all costs are zero.
+        max_cost: no call starts once `earlier_cost` plus the cost reaches it. Calls in progress, one per thread, can
+            still exceed it. Replayed calls are free. None for no cap.
+        earlier_cost: the cost of replies that were already in the cache.
 
     Attributes:
         calls: one entry per reply, in order.
-        cost: cost of the calls; replayed ones are free.
+        cost: the cost of the calls; replayed calls are free.
     """
 
     prices: Prices | None = None
@@ -103,36 +103,36 @@ class Ledger:
         return f"Ledger({new_calls} calls, {len(self.calls) - new_calls} replayed, cost {readable(self.cost, 6)})"
 
     def estimate(self, calls: int, input_tokens: int, output_tokens: int) -> Estimate:
-        """Return the estimate of a run with so many calls and tokens, at the ledger's prices."""
+        """Return the estimate of a run with these numbers of calls and tokens."""
         cost = None if self.prices is None else self.prices.cost(input_tokens, output_tokens)
         return Estimate(calls, input_tokens, output_tokens, cost)
 
     def cost_of(self, input_tokens: int, output_tokens: int) -> float:
-        """Return the cost of a call; nothing without prices."""
+        """Return the cost of a call; 0 without prices."""
         return 0.0 if self.prices is None else self.prices.cost(input_tokens, output_tokens)
 
     def check_cap(self) -> None:
-        """Raise SpendCapError if nothing may be spent any more."""
+        """Raise SpendCapError if `max_cost` is reached."""
         spent = self.earlier_cost + self.cost
         if self.max_cost is not None and spent >= self.max_cost:
             raise SpendCapError(
-                f"max_cost={self.max_cost} is spent: {readable(spent, 6)}, {readable(self.earlier_cost, 6)} of it by "
-                f"earlier runs. Raise the cap (.ledger.max_cost, or max_cost= of a new LLMClient with the same cache=) "
-                f"and run again: with cache= only the rest is paid for"
+                f"max_cost={self.max_cost} is reached: the calls cost {readable(spent, 6)}, of which "
+                f"{readable(self.earlier_cost, 6)} in earlier runs. Raise .ledger.max_cost, or max_cost= in a new "
+                f"LLMClient with the same cache=, and run again: cached replies are free"
             )
 
     def add(self, call: Call) -> None:
-        """Enter a call."""
+        """Record a call."""
         with _ADDING:
             self.calls.append(call)
             if not call.replayed:
                 self.cost += self.cost_of(call.input_tokens, call.output_tokens)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per query, in order of first call.
+        """Return one row per query, in the order of their first calls.
 
-        `calls` counts all calls, `replayed` and `estimated` such calls; `input_tokens` and `output_tokens` are those of
-        all calls; `cost` is that of new calls, and `saved` what the replayed calls would cost.
+        `calls` counts all calls, `replayed` the cached ones, `estimated` those with estimated tokens. `input_tokens`
+        and `output_tokens` are sums over all calls. `cost` is the cost of new calls, `saved` that of replayed ones.
         """
         rows = []
         for call in self.calls:

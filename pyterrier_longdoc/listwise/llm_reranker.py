@@ -1,6 +1,6 @@
-"""Base of the transformers that show documents to a language model."""
+"""Base class of rerankers that use a language model."""
 
-# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+# No `from __future__ import annotations`: annotations must also be evaluable in the modules of subclasses.
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
@@ -27,7 +27,7 @@ from .prompts import Prompt
 
 @dataclass(eq=False, repr=False)
 class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
-    """The common arguments of `RankGPT`, which explains them, and of `Pointwise`."""
+    """The common arguments of `RankGPT` (documented there) and `Pointwise`."""
 
     llm: Any = argument(role="checkpoint")
     _: KW_ONLY
@@ -52,11 +52,11 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def cited(self) -> list[str]:
-        """Return the papers behind this transformer and its selector of passages."""
+        """Return the papers of this transformer and its passage selector."""
         return [*super().cited(), *papers_of(self.preselect)]
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies this transformer, JSON-able: name and settings of the model, and the arguments."""
+        """Return a JSON description that identifies this transformer: name and settings of the model, arguments."""
         backend = self.client.backend
         values = arguments_of(self, "head", "windows", "input").items()
         arguments: dict[str, Any] = {name: described(value) for name, value in values}
@@ -65,14 +65,14 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
         return {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
 
     def _check(self) -> None:
-        """Raise ValueError for arguments that can never work; the model is not asked."""
+        """Raise ValueError for invalid arguments; the model is not called."""
         validate(self)
         self.tokenizer = full_name(self.tokenizer)
         field_names(self.text_field)
         check_preselection(self.preselect, self.windows)
 
     def _budget(self, prompt: Prompt, pairs: Iterable[tuple[str, str]]) -> PromptBudget:
-        """Return the budget that makes a run's prompts; passages are chosen here, before any thread starts."""
+        """Return the budget that builds the prompts of a run; passages are selected before threads start."""
         passages, chosen_by = None, f"preselect={self.preselect!r}"
         if self.preselect is not None:
             distinct_pairs = list(dict.fromkeys(pairs))
@@ -81,7 +81,7 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
         return PromptBudget(prompt, self.tokenizer, self.max_doc_len, self.max_prompt_tokens, passages, chosen_by)
 
     def _texts(self, inp: pd.DataFrame) -> list[str]:
-        """Check columns and arguments, and return the text of each row."""
+        """Check columns and arguments; return the text of each row."""
         columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
         texts = texts_of(inp, columns, self.text_loader) if len(inp) else []
@@ -89,7 +89,7 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
         return texts
 
     def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
-        """Note the coverage; warn of cut text and of rows without text or query."""
+        """Record the coverage; warn about truncated text and rows without text or query."""
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
         coverage.add_rows(inp, map(is_blank, texts))
         warn_of_coverage(self, coverage)

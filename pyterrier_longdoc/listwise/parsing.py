@@ -1,4 +1,4 @@
-"""Rankings in the replies of a model."""
+"""Parse rankings in the replies of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _ID = re.compile(r"\[[ \t]*(\d+)[ \t]*\]")
-# A JSON list of numbers, or of numbers in quotes, on lines of its own.
+# A JSON list of numbers, quoted or not, on separate lines.
 _LIST = re.compile(r"^[^\S\n]*\[\s*([\"']?)\d+\1\s*(?:,\s*([\"']?)\d+\2\s*)+\][^\S\n]*\.?[^\S\n]*$", re.MULTILINE)
 _DIGITS = re.compile(r"\d+")
 _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
@@ -23,7 +23,7 @@ _LINKS = {
     "arrow": re.compile(r"\s*>+\s*"),
     "weak": re.compile(r"[\s,;]*"),
 }
-# May stand before or behind a ranking: also the next id of a reply that was cut off.
+# Allowed before or after a ranking, including the next id of a truncated reply.
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
 _ANNOUNCED = re.compile(rf"(?::|<\w+>)\s*{_BULLET}\[?\s*\Z")
@@ -45,18 +45,18 @@ _REFUSAL = re.compile(
 
 
 class IncompleteReplyWarning(UserWarning):
-    """Replies were unreadable or left documents out, and the run continued without them."""
+    """Some replies were unreadable or left documents out, and the run continued without them."""
 
 
 class UnreadableReplyError(ValueError):
-    """After all retries the model's reply has no ranking (or grade)."""
+    """The reply of the model has no ranking (or grade) after all retries."""
 
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The order in a reply, and how many documents the reply leaves out, repeats, or invents.
+    """The order in a reply, and the numbers of missing, repeated and unknown documents.
 
-    The order has all positions 0..n-1 once: the reply's, best first, then the missing ones in their given order.
+    The order has each position 0..n-1 once: those in the reply, best first, then the missing ones in the given order.
     """
 
     order: list[int]
@@ -66,22 +66,22 @@ class ParsedReply:
 
 
 def without_reasoning(reply: str) -> str:
-    """Return the reply after its reasoning block; a reply that ends within the block is empty."""
-    # Chat templates often contain the opening mark, so that only the closing one is in the reply.
+    """Return the reply after its reasoning block; empty if the reply ends within the block."""
+    # Chat templates often contain the opening tag, so that only the closing one is in the reply.
     answer = _THINK_CLOSE.split(reply)[-1]
     return _THINK_OPEN.split(answer)[0]
 
 
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
-    """Read a ranking of `n` documents, which have the ids 1..n.
+    """Read a ranking of `n` documents with the ids 1..n.
 
-    It is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that is nothing
-    but ids may separate them by spaces or commas too. In a longer reply, a ranking stands on lines of its own, or is a
-    chain of `>` that names more than half of the documents. It begins the reply, comes after a colon, or names all
-    documents; within a sentence more than two of them, for which `[3], then [1] and [2]` will do too. Nothing behind
-    `I can't` and the like counts. So `the passages [1] and [2]`, a quotation of the request's `[2] > [1]` or
-    `policy 3.2` is never taken for a ranking. Of several the one with the most documents counts, and of those the last.
-    None is for a reply that holds no ranking: a refusal, prose, an empty or cut-off reply.
+    A ranking is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that only
+    has ids can also separate them by spaces or commas. In a longer reply, a ranking must be on separate lines, or be a
+    chain of `>` with more than half of the documents. It must also begin the reply, follow a colon, or have all
+    documents; within a sentence, it must have more than two, and `[3], then [1] and [2]` is allowed too. Text after
+    `I can't` and similar phrases is ignored. These rules exclude `the passages [1] and [2]`, a quotation of the
+    request's `[2] > [1]`, and `policy 3.2`. Of several rankings, the last one with the most documents counts. Returns
+    None for a reply without a ranking: a refusal, prose, an empty or truncated reply.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -99,7 +99,7 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         ranking = dict.fromkeys(valid)
         missing = [position for position in range(n) if position not in ranking]
         is_ranking = (begins_bare and (on_own_lines or start == first_bracket)) or _is_announced(text, start)
-        # A quotation of the request's form names two.
+        # A quotation of the request has two ids.
         is_ranking = is_ranking or (not missing and (on_own_lines or n > 2))
         is_order = valid and is_ranking and (refusal is None or start < refusal.end())
         if is_order and (best is None or len(missing) <= best.missing):
@@ -108,7 +108,7 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
 
 
 def _possible_rankings(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
-    """Yield possible rankings: the start of each, its ids, and whether it stands on lines of its own."""
+    """Yield possible rankings: the start of each, its ids, and whether it is on separate lines."""
     yield from _chains(text, n)
     for match in _IN_WORDS.finditer(text):
         ids = [_number(digits) for digits in _DIGITS.findall(match[0])]
@@ -119,20 +119,20 @@ def _possible_rankings(text: str, n: int) -> Iterator[tuple[int, list[int], bool
 
 
 def _chains(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
-    """Yield runs of bracketed ids with nothing but separators between them."""
+    """Yield chains of bracketed ids with only separators between them."""
     matches = list(_ID.finditer(text))
     if not matches:
         return
     only_ids = _is_bare(text[: matches[0].start()]) and _is_bare(text[matches[-1].end() :])
     links = [_link(text[a.end() : b.start()], weak=only_ids) for a, b in pairwise(matches)]
-    if "arrow" in links:  # then each line is a ranking of its own: an echo of the request's example, a second try
+    if "arrow" in links:  # then each line is a separate ranking, e.g. an echo of the example or a second attempt
         links = [None if link == "line" else link for link in links]
     start = 0
     for end, link in enumerate([*links, None], 1):
         if link is not None:
             continue
         ids, separators = matches[start:end], links[start : end - 1]
-        # A part of the line shows whether it is bare: lines may be very long, with very many ids.
+        # Only a part of the line is checked, because lines can be very long and have many ids.
         prefix = _just_before(text, ids[0].start()).rpartition("\n")[2]
         suffix = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
         on_own_lines = _is_bare(prefix) and _is_bare(suffix)
@@ -147,17 +147,17 @@ def _just_before(text: str, start: int) -> str:
 
 
 def _is_announced(text: str, start: int) -> bool:
-    """Return whether the text before a place ends with a colon, or an opening tag."""
+    """Return whether the text before this position ends with a colon or an opening tag."""
     return _ANNOUNCED.search(_DECORATION.sub("", _just_before(text, start))) is not None
 
 
 def _number(digits: str) -> int:
-    # int() refuses very long numbers; 0 is no document's id.
+    # int() refuses very long numbers; 0 is not the id of a document.
     return int(digits) if len(digits) < 7 else 0
 
 
 def _link(gap: str, *, weak: bool) -> str | None:
-    """Return how the text between two ids joins them: `"arrow"`, `"line"`, `"weak"` or not at all."""
+    """Return the kind of separator between two ids: `"arrow"`, `"line"`, `"weak"` or None."""
     if len(gap) > _LONGEST_GAP:
         return None
     separator = _DECORATION.sub("", gap)

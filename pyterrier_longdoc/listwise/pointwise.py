@@ -1,4 +1,4 @@
-"""Pointwise reranking by a language model: how likely it says yes to a query and a document."""
+"""Pointwise reranking by a language model: the probability of answering yes to a query and a document."""
 
 from __future__ import annotations
 
@@ -38,36 +38,38 @@ How well does the document answer the query, from 0 (not at all) to {best} (full
 else."""
 
 WORDS = ("Yes", "No", "yes", "no")
-"""Tokens of an answer; other cases of them count too, where a server gives their log-probabilities."""
+"""Tokens of an answer; other letter cases count too if a server returns their log-probabilities."""
 
 
 @dataclass(eq=False, repr=False)
 class Pointwise(LLMReranker):
-    """Scores each document by itself: log p(yes) - log p(no) as the first token of a language model's answer.
+    """Scores each document separately: log p(yes) - log p(no) for the first token of a language model's answer.
 
-    Source: Nogueira et al. 2020 (monoT5), who train a model to say true or false; Zhuang et al. 2023 do it without
-    training. The wording is this package's own. The likelihood of the query (UPR, Sachan et al. 2022) needs
-    log-probabilities of the prompt, which chat APIs do not give. With `grades` the score is the expected grade (Zhuang
-    et al. 2024, "Beyond Yes and No").
+    Source: Nogueira et al. 2020 (monoT5), who train a model to answer true or false, and Zhuang et al. 2023, who do not
+    train it. The prompt is this package's. Query likelihood (UPR, Sachan et al. 2022) is not available, because chat
+    APIs do not return log-probabilities of the prompt. With `grades`, the score is the expected grade (Zhuang et al.
+    2024, "Beyond Yes and No").
 
-    Reads a frame with `qid, query, docno` and the text column(s), and returns the same rows, columns and index with new
-    `score` and `rank`; `1 / (1 + exp(-score))` is the share of yes. A document's score depends on no other document.
+    The input has `qid, query, docno` and the text column(s). Rows, columns and index stay the same, with new `score`
+    and `rank`; `1 / (1 + exp(-score))` is the share of yes. The score of a document does not depend on other documents.
     Rows with the same query and text share one prompt. An outage ends the run.
 
     Args:
-        llm: an `LLMClient` (cache, prices, spend cap), a backend that gives log-probabilities (`OpenAIBackend`,
+        llm: an `LLMClient` (with cache, prices and spend cap), a backend with log-probabilities (`OpenAIBackend`,
             `HuggingFaceBackend`), or a function from messages to a `Reply` with `logprobs`.
-        request: the wording; must use `{query}` and `{text}` and ask for yes or no, or for a grade from 0 to `{best}`.
-        grades: how many grades to ask for, from 0: the score is their mean, weighted by their probabilities.
-        top_logprobs: log-probabilities to ask a server for; OpenAI gives at most 20.
+        request: the prompt; it must contain `{query}` and `{text}` and ask for yes or no, or for a grade from 0 to
+            `{best}`.
+        grades: the number of grades, from 0. The score is the mean grade, weighted by probability.
+        top_logprobs: the number of log-probabilities to request from a server; OpenAI returns at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
-        max_prompt_tokens: most tokens in a prompt, to which a document is shortened: the model's context less one. None
-            sets no limit: documents of a prompt that the server refuses as too long are shortened by quarters.
-        on_failure: if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"`: the document
-            goes to the bottom of its query, one below the lowest score, or 0 if there is none.
+        max_prompt_tokens: the maximum number of tokens in a prompt, to which documents are truncated: the model's
+            context minus one. None sets no limit; if the server refuses a prompt as too long, its document is shortened
+            by a quarter at a time.
+        on_failure: what to do if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"` to
+            score the document one below the lowest score of its query (0 if there is none).
 
     Attributes:
-        coverage: how much of the documents the last `transform` put into prompts; None before.
+        coverage: how much of the documents was in the prompts of the last `transform`; None before.
 
     Example:
         `bm25 >> ld.Pointwise(ld.HuggingFaceBackend("Qwen/Qwen2.5-7B-Instruct"))`
@@ -82,17 +84,19 @@ class Pointwise(LLMReranker):
     on_failure: str = argument("raise", role="head", choices=("raise", "nan-free-bottom"))
 
     def cited(self) -> list[str]:
-        """Return the papers behind this transformer, its grades and its selector of passages."""
+        """Return the papers of this transformer, its grades and its passage selector."""
         return [*super().cited(), *(["zhuang-2024-beyond"] if self.grades else [])]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.
+        """Return a new frame with the same rows, order, index and columns, and new `score` and `rank`.
 
-        Columns that explain an earlier model's scores are left out.
+        Columns that explain the scores of an earlier model are left out.
 
         Raises:
-            NoLogprobsError: if the model answers without log-probabilities.
-            UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`; else as `RankGPT`.
+            NoLogprobsError: if the model replies without log-probabilities.
+            UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`.
+            BackendError: if the model gives no reply.
+            SpendCapError: if the spend cap is reached.
         """
         pairs = self._pairs(inp)
         if not pairs:
@@ -110,15 +114,15 @@ class Pointwise(LLMReranker):
         score_of = dict(zip(distinct_pairs, values, strict=True))
         if failures := sum(map(math.isnan, score_of.values())):
             warn(
-                f"{type(self).__name__}: {failures} of {len(score_of)} documents had no log-probability of an answer "
-                f"and are at the bottom of their queries (on_failure={self.on_failure!r}).",
+                f"{type(self).__name__}: {failures} of {len(score_of)} documents have no log-probability of an answer "
+                f"and are ranked last for their queries (on_failure={self.on_failure!r}).",
                 IncompleteReplyWarning,
             )
         self._note_coverage(budget, inp, [text for _, text in pairs])
         return with_scores(inp, _failures_at_the_bottom(np.array([score_of[pair] for pair in pairs]), inp["qid"]))
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """Return an estimate of `transform`, as `RankGPT.estimate` does, with one token for each answer."""
+        """Return an estimate of `transform`, like `RankGPT.estimate`, with one token per answer."""
         pairs = self._pairs(inp)
         budget = self._budget(self._prompt, pairs)
         no_reply = Reply("")
@@ -136,7 +140,7 @@ class Pointwise(LLMReranker):
         return [{"role": "user", "content": request.format(**values)}]
 
     def _score(self, qid: str, query: str, text: str, budget: PromptBudget) -> float:
-        """Return log p(yes) - log p(no), or the expected grade; NaN if the model does not give what that needs."""
+        """Return log p(yes) - log p(no), or the expected grade; NaN if log-probabilities are missing."""
         digits = [str(grade) for grade in range(self.grades or 0)]
 
         def send(messages: list[Message]) -> Reply:
@@ -153,8 +157,8 @@ class Pointwise(LLMReranker):
             likely = ", ".join(map(repr, sorted(logprobs, key=logprobs.__getitem__, reverse=True)[:5]))
             raise UnreadableReplyError(
                 f"query {qid!r}: {'no grade is' if digits else 'yes and no are not both'} among the {len(logprobs)} "
-                f"first tokens of which {self.client.backend!r} gives log-probabilities (the likeliest: {likely}). "
-                f"Raise top_logprobs=, change request=, or let the run go on with on_failure='nan-free-bottom'"
+                f"first tokens with log-probabilities of {self.client.backend!r} (most likely: {likely}). Raise "
+                f"top_logprobs=, change request=, or set on_failure='nan-free-bottom' to continue"
             )
         return math.nan
 
@@ -166,7 +170,7 @@ class Pointwise(LLMReranker):
 
 
 def _failures_at_the_bottom(scores: np.ndarray, qids: pd.Series) -> np.ndarray:
-    """Return the scores, and for NaN a score one below the lowest of its query."""
+    """Replace each NaN by a score one below the lowest of its query."""
     values = pd.Series(scores)
     lowest = values.groupby(qids.to_numpy()).transform("min")
     return values.fillna(lowest - 1).fillna(0.0).to_numpy()

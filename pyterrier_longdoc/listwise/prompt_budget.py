@@ -1,4 +1,4 @@
-"""Prompts whose documents are short enough for a budget, and for the server."""
+"""Build prompts with documents truncated to a budget and to the limit of the server."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .backends import Reply
 from .prompts import Message, Prompt
 
 CHARACTERS_PER_TOKEN = 4
-"""Without a tokenizer: OpenAI's rule of thumb for English. Other scripts have fewer characters per token."""
+"""Used without a tokenizer: OpenAI's rule of thumb for English. Other scripts have fewer characters per token."""
 
 TOKENS_PER_MESSAGE = 4
-"""Tokens that chat templates add to a message: role and marks of begin and end."""
+"""Tokens that chat templates add to a message: the role and start and end markers."""
 
 SHRINK = 0.75
 SHRINK_ATTEMPTS = 8
 """A prompt that is too long for the server is sent again with 3/4 of its documents' tokens, down to a tenth."""
 
-# Two threads must not use a tokenizer at the same time; a lock of each tokenizer could not be pickled.
+# Threads must not use a tokenizer at the same time. One lock, because a lock per tokenizer could not be pickled.
 _COUNTING = threading.Lock()
 
 Send = Callable[[list[Message]], Reply]
 
 
 class Tokens:
-    """Counts and cuts by a model's tokenizer; without one, four characters count as a token."""
+    """Counts tokens and truncates texts with a tokenizer; without one, four characters count as a token."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._counts = token_counter(_estimate if tokenizer is None else tokenizer)
@@ -44,7 +44,7 @@ class Tokens:
             return self._counts([text])[0]
 
     def cut(self, text: str, limit: int) -> str:
-        """Return the longest beginning of a text with at most `limit` tokens, as far as a search shows."""
+        """Truncate a text to at most `limit` tokens, found by bisection."""
         end = max(limit, 1) * CHARACTERS_PER_TOKEN
         while end < len(text) and self.count(text[:end]) <= limit:
             end *= 2
@@ -61,25 +61,25 @@ def _estimate(text: str) -> int:
 
 
 def fair_limit(lengths: Sequence[int], budget: int) -> int:
-    """Return the largest limit so that documents cut to it have at most `budget` tokens together."""
+    """Return the largest limit such that documents truncated to it have at most `budget` tokens together."""
     limits = range(max(lengths) + 1)
     return bisect_right(limits, budget, key=lambda limit: sum(min(length, limit) for length in lengths)) - 1
 
 
 class Excerpt(NamedTuple):
-    """The part of a document that a prompt shows; `cut_by` names the limit of all documents that shortened it."""
+    """The part of a document in a prompt; `cut_by` names the limit that truncated it."""
 
     text: str
     tokens: int  # without marks
-    passages: int = 1  # 1 for a beginning
+    passages: int = 1  # 1 for the beginning of the document
     cut_by: str = ""
 
 
 class PromptBudget(Tokens):
-    """Makes the prompts of a run, with documents that are short enough, and notes the excerpts in them.
+    """Builds the prompts of a run with truncated documents, and records the excerpts in them.
 
-    `passages` maps a query and a text to the passages that may be shown, chosen by the argument `chosen_by`; None takes
-    the beginning of documents. The limits are `RankGPT`'s.
+    `passages` maps a query and a text to its passages, which were selected by the argument `chosen_by`; None uses the
+    beginning of documents. The limits are those of `RankGPT`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PromptBudget(Tokens):
         self._lock = threading.Lock()
 
     def ask(self, send: Send, query: str, texts: Sequence[str]) -> tuple[list[Message], Reply]:
-        """Ask with documents that are short enough for budget and server; return prompt and reply."""
+        """Send a prompt with documents truncated to the budget and the server's limit; return prompt and reply."""
         room, room_by = self._room(query, len(texts)), f"max_prompt_tokens={self.max_prompt_tokens}"
         attempts_left = SHRINK_ATTEMPTS
         while True:
@@ -124,13 +124,13 @@ class PromptBudget(Tokens):
     def ask_again(
         self, send: Send, query: str, texts: Sequence[str], messages: list[Message], reminder: list[Message]
     ) -> Reply:
-        """Continue a conversation, with documents that leave room for the reminder."""
+        """Continue a conversation with documents truncated to leave room for the reminder."""
         room = self._room(query, len(texts), reminder)
         prompt = messages if room is None else self._fit(query, texts, room, "", reminder)[1]
         return send([*prompt, *reminder])
 
     def coverage(self, queries: int) -> Coverage:
-        """Return the coverage of all prompts so far: for each query and text the shortest excerpt counts."""
+        """Return the coverage of all prompts so far, by the shortest excerpt for each query and text."""
         coverage, rows = Coverage(), []
         for (query, text), excerpt in self._shortest.items():
             length, tokens = self._length_of(text), excerpt.tokens
@@ -144,7 +144,7 @@ class PromptBudget(Tokens):
         return coverage
 
     def _room(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:
-        """Return the tokens that a prompt has for documents; None for no limit."""
+        """Return the number of tokens available for documents; None for no limit."""
         if self.max_prompt_tokens is None:
             return None
         empty = [*self.prompt(query, [""] * n), *reminder]
@@ -152,31 +152,31 @@ class PromptBudget(Tokens):
         return self._checked(room, n, reminder)
 
     def _checked(self, room: int, n: int, reminder: Sequence[Message]) -> int:
-        """Return the room; too little is an error, and with a reminder the failure of a reply."""
+        """Return the room; raise an error if it is too small (with a reminder, the reply counts as a failure)."""
         if room < n:
             raise (ContextOverflowError if reminder else ValueError)(
-                f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} document{'s' * (n > 1)} beside the "
-                f"query and the instructions: raise it" + ", or give schedule= with smaller prompts" * (n > 1)
+                f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} document{'s' * (n > 1)} next to "
+                f"the query and the instructions: raise it" + ", or use a schedule= with smaller prompts" * (n > 1)
             )
         return room
 
     def _fit(
         self, query: str, texts: Sequence[str], room: int | None, room_by: str, reminder: Sequence[Message] = ()
     ) -> tuple[list[Excerpt], list[Message]]:
-        """Return excerpts of at most `room` tokens together, and the prompt with them."""
+        """Return excerpts of at most `room` tokens in total, and the prompt with them."""
         while True:
             excerpts = self._shorten(query, texts, room, room_by)
             messages = self.prompt(query, [excerpt.text for excerpt in excerpts])
             if self.max_prompt_tokens is None or room is None:
                 return excerpts, messages
-            # A prompt may have more tokens than its parts together, and a template text around documents.
+            # A prompt can have more tokens than the sum of its parts, and a template can have text around documents.
             excess = self.count_messages([*messages, *reminder]) - self.max_prompt_tokens
             if excess <= 0:
                 return excerpts, messages
             room = self._checked(room - excess, len(texts), reminder)
 
     def _shorten(self, query: str, texts: Sequence[str], room: int | None, room_by: str) -> list[Excerpt]:
-        """Shorten documents to `max_doc_len` each and to `room` together; long ones get what short ones leave."""
+        """Truncate documents to `max_doc_len` each and `room` in total; long ones use what short ones leave."""
         lengths = [self._length_of(self._full_excerpt(query, text)) for text in texts]
         limit = max(lengths) if self.max_doc_len is None else self.max_doc_len
         cut_by = f"max_doc_len={self.max_doc_len}"
@@ -197,14 +197,14 @@ class PromptBudget(Tokens):
             return Excerpt(part, self.count(part))
         of_pair = self.passages[query, text]
         numbers = of_pair.best_within(limit, self.count)
-        if not numbers:  # the beginning of the best passage, as there may be no room for marks
+        if not numbers:  # only the beginning of the best passage, because there may be no room for marks
             part = self.cut(of_pair.excerpt(of_pair.best[:1]).removeprefix(MARK).strip(), limit)
             return Excerpt(part, self.count(part.removesuffix(MARK)))
         parts = (self.count(text[slice(*of_pair.spans[number])]) for number in numbers)
         return Excerpt(of_pair.excerpt(numbers), min(sum(parts), length), len(numbers))
 
     def _length_of(self, text: str) -> int:
-        """Return the number of tokens of a text; each text is counted once."""
+        """Return the number of tokens of a text (cached)."""
         if text not in self._length:
             self._length[text] = self.count(text)
         return self._length[text]

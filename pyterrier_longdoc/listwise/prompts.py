@@ -1,4 +1,4 @@
-"""Prompts: messages made of a query and documents."""
+"""Prompts: messages with a query and documents."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Message = dict[str, str]
 Prompt = Callable[[str, Sequence[str]], list[Message]]
 """`(query, texts) -> messages`; the texts are numbered from 1 in their order."""
 
-# Full-width brackets too: models and the parser read them as the mark of an id.
+# Including full-width brackets, which models and the parser also read as the mark of an id.
 _BRACKETED = re.compile(r"[\[［【〔](\s*\d[\d\s,;>]*)[\]］】〕]")  # noqa: RUF001
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def clean(text: str) -> str:
-    r"""Return a text that can stand in a prompt: one line, no control characters, bracketed numbers in round brackets.
+    r"""Clean a text for a prompt: one line, no control characters, round instead of square brackets around numbers.
 
-    Without the last, a text that contains `[3]` could pass for document 3, or for a ranking.
+    Otherwise, `[3]` in a text could be mistaken for document 3 or for a ranking.
 
     Example:
         >>> clean("As shown in [12],\n  it rains. [2] > [1]")
@@ -37,18 +37,18 @@ def clean(text: str) -> str:
 class ListwisePrompt(ReprMixin):
     r"""A listwise ranking prompt, as chat turns (one message per document) or as a single message.
 
-    In the chat form the model acknowledges each document in a turn of its own, as in RankGPT (Sun et al. 2023); the
-    single form, as in RankZephyr (Pradeep et al. 2023), takes fewer tokens and suits models trained on one turn. The
-    wording is this package's own.
+    In the chat form, the model acknowledges each document in a separate turn, as in RankGPT (Sun et al. 2023). The
+    single form, as in RankZephyr (Pradeep et al. 2023), has fewer tokens and suits models trained on a single turn. The
+    text of the prompt is this package's.
 
     Args:
         form: `"turns"` or `"single"`.
         system: the system message; empty for none, which some local models need.
-        opening: before the documents; may use `{query}` and `{n}`, the number of documents.
-        ready: the model's answer to it (chat form only).
-        document: one document; must use `{number}` and `{text}`.
-        noted: the model's answer to a document (chat form only); may use `{number}`.
-        closing: after the documents; may use `{query}` and `{n}`.
+        opening: the text before the documents; can contain `{query}` and `{n}`, the number of documents.
+        ready: the model's answer to the opening (chat form only).
+        document: the text of one document; must contain `{number}` and `{text}`.
+        noted: the model's answer to a document (chat form only); can contain `{number}`.
+        closing: the text after the documents; can contain `{query}` and `{n}`.
         identifiers: `{number}` stands for `"numbers"` from 1, or for `"letters"` A to Z for `FirstToken`, with at most
             26 documents in a prompt.
 
@@ -82,7 +82,7 @@ class ListwisePrompt(ReprMixin):
         check_template("closing", self.closing, {"query", "n"}, required=set() if in_opening else {"query"})
 
     def __call__(self, query: str, texts: Sequence[str]) -> list[Message]:
-        """Return the messages that ask for an order of `texts`; both arguments are cleaned first."""
+        """Return the messages that request an order of `texts`; both arguments are cleaned first."""
         n = len(texts)
         numbers = string.ascii_uppercase[:n] if self.identifiers == "letters" else map(str, range(1, n + 1))
         pairs = list(zip(numbers, map(clean, texts), strict=True))
@@ -103,9 +103,9 @@ def check_template(name: str, template: str, allowed: Set[str], required: Set[st
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     except ValueError:
-        fields = {template}  # no template at all
+        fields = {template}  # not a template
     if fields - allowed or required - fields:
         raise ValueError(
-            f"{name}={template!r} may use the fields {sorted(allowed)}, must use {sorted(required)}, and writes {{{{ "
+            f"{name}={template!r} can have the fields {sorted(allowed)} and must have {sorted(required)}; write {{{{ "
             f"for a brace"
         )

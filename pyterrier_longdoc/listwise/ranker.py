@@ -1,4 +1,4 @@
-"""Ranks one query's documents by a schedule, with shuffles and failures."""
+"""Rank the documents of a query by a schedule, with shuffles and failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .prompts import Message
 from .schedules.base import Answer, PromptGroup
 
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
-"""Counts of the ranking of a query, which `RankGPT` explains."""
+"""Counts for the ranking of a query, documented in `RankGPT`."""
 
 Ask = Callable[[str, list[Message]], Reply]
 """`(qid, messages) -> reply`."""
@@ -27,7 +27,7 @@ Ask = Callable[[str, list[Message]], Reply]
 
 @dataclass(frozen=True, eq=False)
 class QueryDocuments:
-    """The documents of one query, best first: texts of the `top_k` that are ranked, and the rows of every document."""
+    """The documents of one query, best first: texts of the `top_k` to rank, and the rows of all documents."""
 
     qid: Any
     query: str
@@ -37,9 +37,9 @@ class QueryDocuments:
 
 @dataclass
 class Ranked:
-    """The order of a query's documents (failed ones apart, in `sunk`) and the counts.
+    """The order of a query's documents (without failed ones, which are in `sunk`), and the counts.
 
-    `rounds` has the number of documents in each prompt of each round; prompts of one round are independent.
+    `rounds` has the number of documents in each prompt of each round; prompts of a round are independent.
     """
 
     order: list[int] = field(default_factory=list)
@@ -50,14 +50,14 @@ class Ranked:
 
 @dataclass(frozen=True, eq=False)
 class ListRanker:
-    """Ranks the documents of one query at a time, with a `RankGPT` as settings; knows no frames, caches or threads."""
+    """Ranks the documents of one query at a time, with a `RankGPT` as settings, without frames, caches or threads."""
 
     ask: Ask
     budget: PromptBudget
     settings: Any
 
     def rank(self, documents: QueryDocuments, run_all: RunAll) -> Ranked:
-        """Rank the documents of a query; prompts of a round run at the same time."""
+        """Rank the documents of a query; prompts of a round run concurrently."""
         ranked, order, n = Ranked(), list[int](), len(documents.texts)
         if n > 1:
             schedule = self.settings.schedule.rank(n)
@@ -67,7 +67,7 @@ class ListRanker:
                     groups = schedule.send(self._answers(groups, documents, ranked, run_all))
             except StopIteration as end:
                 order = self._checked(end.value, n)
-        # Documents that the schedule leaves out stand behind the others.
+        # Documents left out by the schedule follow the others.
         order = [*order, *sorted(set(range(n)) - set(order))]
         ranked.order = [document for document in order if document not in ranked.sunk]
         ranked.counts.update(prompts=sum(map(len, ranked.rounds)), rounds=len(ranked.rounds))
@@ -76,7 +76,7 @@ class ListRanker:
     def _answers(
         self, groups: list[PromptGroup], documents: QueryDocuments, ranked: Ranked, run_all: RunAll
     ) -> list[Answer]:
-        """Return the orders of the groups of a round; sunk documents get into no prompt and stay behind."""
+        """Return the orders of the groups of a round; sunk documents are in no prompt and come last."""
         n, sunk = len(documents.texts), ranked.sunk
         live = [[document for document in self._checked(group, n) if document not in sunk] for group in groups]
         prompts = [self._shuffles(documents, group, ranked.counts["groups"] + i) for i, group in enumerate(live)]
@@ -97,29 +97,30 @@ class ListRanker:
         return answers
 
     def _shuffles(self, documents: QueryDocuments, group: PromptGroup, number: int) -> list[PromptGroup]:
-        """Return the orders of a group's prompts; none for a single document."""
+        """Return the document orders for the prompts of a group; none for a single document."""
         if len(group) < 2:
             return []
-        # A seed for each group, so that neither other queries nor threads change its orders.
+        # A separate seed per group, so that its orders do not depend on other queries and threads.
         rng = random.Random(f"{self.settings.seed}|{documents.qid}|{number}")
         return [rng.sample(group, len(group)) for _ in range(self.settings.shuffles)] or [group]
 
     def _checked(self, group: PromptGroup, n: int) -> PromptGroup:
         if len(set(group)) < len(group) or not set(group) <= set(range(n)):
             raise ValueError(
-                f"{self.settings.schedule!r} gave {group!r}, which must be distinct documents of 0 to {n - 1}"
+                f"schedule={self.settings.schedule!r} returned {group!r}: it must return distinct documents of 0 to "
+                f"{n - 1}"
             )
         return group
 
     def _order(self, documents: QueryDocuments, group: PromptGroup) -> tuple[Answer, Counter[str]]:
-        """Ask for an order of a group; None without a readable reply."""
+        """Ask for an order of a group; return None if no reply is readable."""
         settings, prompt = self.settings, self.budget.prompt
         limit = settings.answer.max_documents(prompt)
         if limit is not None and len(group) > limit:
             raise ValueError(
-                f"{settings.schedule!r} has prompts of {len(group)} documents, but {settings.answer!r} orders at most "
-                f"{limit}: give schedule= with fewer, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
-                f"top_logprobs= where that is the limit"
+                f"schedule={settings.schedule!r} has prompts of {len(group)} documents, but {settings.answer!r} orders "
+                f"at most {limit}: use smaller prompts, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
+                f"top_logprobs="
             )
         texts = [documents.texts[document] for document in group]
         send = partial(self.ask, str(documents.qid))
@@ -142,8 +143,8 @@ class ListRanker:
             numbers = ", ".join(str(document + 1) for document in group)
             raise UnreadableReplyError(
                 f"query '{documents.qid}', documents {numbers} of the first stage: no ranking in the reply after "
-                f"{retries} retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or let the run "
-                f"continue with on_failure='keep' or 'nan-free-bottom'"
+                f"{retries} retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or set "
+                f"on_failure='keep' or 'nan-free-bottom' to continue"
             )
         counts["failed"] += 1
         return None, counts
@@ -154,5 +155,5 @@ def mean_order(documents: PromptGroup, orders: list[Answer]) -> Answer:
     ranks: Counter[int] = Counter()
     for order in orders:
         ranks.update({document: rank for rank, document in enumerate(order or ())})
-    # sorted() is stable: equal mean ranks keep the given order.
+    # sorted() is stable, so that documents with equal mean ranks keep the given order.
     return sorted(documents, key=ranks.__getitem__) if any(orders) else None

@@ -1,4 +1,4 @@
-"""RankGPT: a language model orders groups of documents, and a schedule makes a ranking of the orders."""
+"""RankGPT: a language model orders groups of documents, which a schedule combines to a ranking."""
 
 from __future__ import annotations
 
@@ -30,61 +30,61 @@ REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 
 @dataclass(eq=False, repr=False)
 class RankGPT(LLMReranker):
-    """Zero-shot listwise reranking by a language model, which orders groups of documents that a schedule chooses.
+    """Zero-shot listwise reranking by a language model, which orders groups of documents selected by a schedule.
 
-    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; other schedules are those of successors, see
-    `pyterrier_longdoc.listwise.schedules`. Of each document it reads 512 tokens, the FirstP variant of Boytsov et al.
-    2025; with `max_doc_len=None` all of it, their LongP variant. Prompt wording and parser are this package's own.
+    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; the other schedules are from later papers,
+    see `pyterrier_longdoc.listwise.schedules`. It reads 512 tokens of each document, the FirstP variant of Boytsov et
+    al. 2025; with `max_doc_len=None` all of it, their LongP variant. Prompt and parser are this package's.
 
-    With `preselect` the model reads a document's best passages for the query instead of its beginning: in document
-    order, with `[...]` for omitted text, and as many as fit into `max_doc_len` and `max_prompt_tokens`.
+    With `preselect`, the model reads the best passages of a document for the query instead of its beginning. They are
+    in document order, with `[...]` for omitted text, and limited by `max_doc_len` and `max_prompt_tokens`.
 
-    Reads a frame with `qid, query, docno` and the text column(s); within a query the given order is by falling
-    `score`, then rising `rank`, then the order of the rows. Returns the same rows, columns and index with new
-    `score` (n for the best of n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are
-    one document. A reply without a ranking is a failure, never an order of documents; an outage ends the run.
+    The input has `qid, query, docno` and the text column(s). The initial order of a query is by descending `score`,
+    ascending `rank`, and order of the rows. Rows, columns and index stay the same, with new `score` (n for the best of
+    n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are one document. A reply
+    without a ranking is a failure and never an order of documents; an outage ends the run.
 
     Args:
-        llm: an `LLMClient` (cache, prices, spend cap), a backend (`OpenAIBackend`, `HuggingFaceBackend`)
-            or a function from a list of `{"role", "content"}` messages to a string.
-        schedule: which documents meet in which prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
+        llm: an `LLMClient` (with cache, prices and spend cap), a backend (`OpenAIBackend`, `HuggingFaceBackend`) or a
+            function from a list of `{"role", "content"}` messages to a string.
+        schedule: selects the documents of each prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
             `TopDown`, `ParallelBlocks`, `Tournament`, `SetwiseHeapsort`, `SetwiseInsertion`, `PairwiseAll`,
-            `PairwiseBubble`, or one of your own.
-        top_k: rerank the best so many documents of a query; the others keep their order below. None for all.
-        preselect: chooses at most `k` passages of a document for each query: `FirstK`, `BM25Windows`,
-            `EmbeddingWindows` or `CrossEncoderWindows`. None takes the beginning of documents.
-        windows: the passages that `preselect` chooses from; their tokens are words and punctuation marks. Default:
+            `PairwiseBubble`, or your own.
+        top_k: the number of documents to rerank per query; the others keep their order below. None for all.
+        preselect: selects at most `k` passages of a document for each query: `FirstK`, `BM25Windows`,
+            `EmbeddingWindows` or `CrossEncoderWindows`. None uses the beginning of documents.
+        windows: the passages from which `preselect` selects, in tokens that are words and punctuation marks. Default:
             as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
-        max_doc_len: most tokens of a document in a prompt; None for all, which is paid for.
-        max_prompt_tokens: most tokens in a prompt, reminders included: the model's context less its longest answer. The
-            longest documents of a prompt are shortened to fit; short ones stay whole. None sets no limit: documents of
-            a prompt that the server refuses as too long are shortened by quarters.
+        max_doc_len: the maximum number of tokens of a document in a prompt; None for all, at higher cost.
+        max_prompt_tokens: the maximum number of tokens in a prompt, including reminders: the model's context minus its
+            longest answer. The longest documents of a prompt are truncated to fit; short ones stay whole. None sets no
+            limit; if the server refuses a prompt as too long, its documents are shortened by a quarter at a time.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
-            four characters as one.
-        answer: `Permutation()`: the model writes an order; or `FirstToken()`: the probabilities of the documents'
-            letters as first token give the order, for models with log-probabilities.
-        prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None for that of `answer`.
-        on_failure: if a prompt has no readable reply after all retries: `"raise"`; `"keep"`: it has no effect, and
-            each schedule says what order that leaves; or `"nan-free-bottom"`: its documents go to the bottom of the
-            query, all with score 0, and get into no other prompt.
-        retries: most calls after an unreadable reply, each with a reminder of the request.
-        shuffles: ask about each group so many times in random orders and average the ranks (permutation
-            self-consistency, Tang et al. 2024); 0 asks once, in the given order.
-        seed: of the shuffles.
-        concurrency: prompts in flight at the same time, of several queries or of one round of a schedule.
-        report: add columns of counts for the row's query: `llm_prompts` in `llm_rounds` that wait for each other;
-            `llm_missing` documents that replies do not name, which keep their order behind the others;
-            `llm_duplicates`, documents named again; `llm_unknown` ids of no document; `llm_refusals`, replies without a
-            readable ranking; `llm_retries`, calls after those; and `llm_failed` prompts without a readable reply.
-        text_field: the column with the text, or a tuple of columns that are joined by a space.
-        text_loader: supplies the text where the column is absent.
+            four characters as one token.
+        answer: `Permutation()`, where the model writes an order, or `FirstToken()`, which orders documents by the
+            probabilities of their letters as the first token, for models with log-probabilities.
+        prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None uses that of `answer`.
+        on_failure: what to do if a prompt has no readable reply after all retries: `"raise"`; `"keep"` to ignore the
+            prompt (each schedule documents the resulting order); or `"nan-free-bottom"` to rank its documents last with
+            score 0 and leave them out of other prompts.
+        retries: the maximum number of further calls after an unreadable reply, each with a reminder of the request.
+        shuffles: the number of random orders in which each group is presented; the ranks are averaged (permutation
+            self-consistency, Tang et al. 2024). 0 presents each group once, in the given order.
+        seed: the random seed of the shuffles.
+        concurrency: the number of prompts sent at the same time, for several queries or one round of a schedule.
+        report: add columns with counts for the query of a row: `llm_prompts`; `llm_rounds`, which depend on each other;
+            `llm_missing` documents left out of replies, which keep their order below the others; `llm_duplicates`,
+            repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking; `llm_retries`,
+            calls after those; and `llm_failed` prompts without a readable reply.
+        text_field: the column with the text, or a tuple of columns, joined by a space.
+        text_loader: loads the text if the column is missing.
         verbose: show a progress bar.
 
     Attributes:
-        coverage: how much of the documents the last `transform` put into prompts; None before.
+        coverage: how much of the documents was in the prompts of the last `transform`; None before.
         counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
         rounds: for each query of the last `transform`, the number of documents in each prompt of each round; None
-            before. Prompts of one round do not wait for each other.
+            before. Prompts of a round are independent.
 
     Example:
         `bm25 >> ld.RankGPT(ld.LLMClient(ld.OpenAIBackend("gpt-4.1-mini"), cache="replies.db"))`
@@ -109,20 +109,20 @@ class RankGPT(LLMReranker):
         self.rounds: dict[Any, list[list[int]]] | None = None
 
     def cited(self) -> list[str]:
-        """Return the papers behind schedule, answers, choice of passages, and shuffles."""
+        """Return the papers of the schedule, the answer form, the passage selector and the shuffles."""
         shuffled = ["tang-2024-found"] if self.shuffles else []
         return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.
+        """Return a new frame with the same rows, order, index and columns, and new `score` and `rank`.
 
-        Columns that explain an earlier model's scores are left out.
+        Columns that explain the scores of an earlier model are left out.
 
         Raises:
-            ValueError: for arguments that cannot work, or a qid with several queries.
+            ValueError: for invalid arguments, or a qid with several queries.
             UnreadableReplyError: for a reply without a ranking, if `on_failure` is `"raise"`.
-            BackendError: if the model gives no reply. Replies so far are in the cache.
-            SpendCapError: if the cap is spent. Replies so far are in the cache.
+            BackendError: if the model gives no reply. Replies so far stay in the cache.
+            SpendCapError: if the spend cap is reached. Replies so far stay in the cache.
         """
         texts = self._texts(inp)
         report = REPORT_COLUMNS if self.report else ()
@@ -148,13 +148,13 @@ class RankGPT(LLMReranker):
         )
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """Return an estimate of `transform` of the same frame; prompts are made and not sent.
+        """Return an estimate of `transform` for the same frame; prompts are built but not sent.
 
         Returns:
-            Calls, tokens and cost at the prices of `llm` (None if it has none). Every answer counts as that of a full
-            list, and replies in the cache are not deducted. With `preselect` passages are chosen as in a run. Where
-            answers decide about the number of prompts, it is the largest possible number, with prompts as long as those
-            of a model that changes no order.
+            Calls, tokens and cost at the prices of `llm` (None without prices). Answers are assumed to be complete, and
+            replies in the cache are not deducted. With `preselect`, passages are selected as in a run. If the number of
+            prompts depends on the answers, it is the maximum, with prompts as long as those of a model that never
+            changes the order.
         """
         candidates = self._candidates(inp, self._texts(inp))
         pairs = ((each.query, text) for each in candidates for text in each.texts)
@@ -171,7 +171,7 @@ class RankGPT(LLMReranker):
         total = np.zeros(3)
         for documents, ranked in zip(candidates, self._rank_all(candidates, budget, ask, verbose=False), strict=True):
             sizes = [size for of_round in ranked.rounds for size in of_round]
-            # Prompts that depend on answers are not among these.
+            # `sizes` lacks the prompts that depend on answers.
             prompts = self._most_prompts(documents)
             factor = prompts / max(len(sizes), 1)
             tokens = np.array([tokens_in[str(documents.qid)], sum(tokens_out[size] for size in sizes)]) * factor
@@ -199,7 +199,7 @@ class RankGPT(LLMReranker):
                 candidates,
                 self.concurrency,
                 on_task=bar.update,
-                # A query that needs fewer prompts than the most counts as all of them.
+                # Advance by the maximum number of prompts, even if a query needs fewer.
                 on_done=lambda documents, ranked: bar.update(self._most_prompts(documents) - ranked.counts["prompts"]),
             )
 
@@ -212,7 +212,7 @@ class RankGPT(LLMReranker):
         candidates = []
         for qid, rows in rows_of.items():
             if len({queries[row] for row in rows}) > 1:
-                raise ValueError(f"qid {qid!r} has several texts in column 'query'; a list is ranked for one")
+                raise ValueError(f"qid {qid!r} must have the same text in column 'query' in all rows")
             documents: dict[tuple[Any, str], list[int]] = {}
             for row in rows:
                 documents.setdefault((docnos[row], texts[row]), []).append(row)
@@ -229,14 +229,14 @@ class RankGPT(LLMReranker):
             total = counts.drop(columns="qid").sum()
             warn(
                 f"{type(self).__name__}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
-                f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
-                f"left out {total['llm_missing']} documents, which keep their order behind the others (see .counts).",
+                f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}), and replies "
+                f"left out {total['llm_missing']} documents, which keep their order below the others (see .counts).",
                 IncompleteReplyWarning,
             )
 
 
 def _first_stage_order(inp: pd.DataFrame) -> list[int]:
-    """Return the rows by falling score, then rising rank; rows without one come last."""
+    """Return the rows by descending score, then ascending rank; rows without one come last."""
     keys = [name for name in ("score", "rank") if name in inp.columns]
     if not keys:
         return list(range(len(inp)))

@@ -1,1 +1,1 @@
-"""The papers' models (`presets`) by name."""
+"""The models of the papers (`presets`) by name."""

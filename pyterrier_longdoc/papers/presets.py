@@ -1,7 +1,7 @@
-"""The papers' models by name: backbone, windows, pooling and lengths as in Boytsov et al. 2025, with published figures.
+"""Presets of the papers' models: backbone, windows, pooling and lengths of Boytsov et al. 2025, with published figures.
 
-Backbones are those of the authors' configurations, e.g. an MS MARCO cross-encoder for ELECTRA. All read queries of 32
-tokens (E5-4K: special tokens included); FirstP reads 477 document tokens, all others 1,431 = 3 x 477.
+The backbones are those of the authors' configurations, e.g. an MS MARCO cross-encoder for ELECTRA. All models read
+queries of 32 tokens (E5-4K: including special tokens). FirstP reads 477 document tokens, all others 1,431 = 3 x 477.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
-"""MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 by title and by description."""
+"""MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 with title and with description queries."""
 FAR_MEASURES = ("far RR, zero-shot", "far RR, fine-tuned")
-"""MS MARCO FarRelevant with the MS MARCO model, and after one more epoch on FarRelevant."""
+"""MS MARCO FarRelevant, with the MS MARCO model and after another epoch on FarRelevant."""
 
 BERT = "google-bert/bert-base-uncased"
 ELECTRA = "cross-encoder/ms-marco-electra-base"
@@ -46,9 +46,9 @@ _LAYOUTS = {
     BERT: "padded", ELECTRA: "padded", DEBERTA: "padded-lowercase", BIGBIRD: "padded-lowercase",
     LONGFORMER: "longformer", JINA: "shared", MOSAIC: "shared", TINYLLAMA: "shared-lowercase",
 }  # fmt: skip
-"""Input layouts by backbone: with FlexNeuART's classes and its export, which lower-cases."""
-_LOWER = "reads lower-cased text, as measured"
-_SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as measured"
+"""Input layouts by backbone, as in FlexNeuART, whose export lower-cases texts."""
+_LOWER = "reads lower-cased text, as in the paper's experiments"
+_SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as in the paper's experiments"
 _LAYOUT_NOTES = {
     "padded-lowercase": _LOWER,
     "longformer": f"{_LOWER}; position ids skip the padding of queries",
@@ -59,17 +59,17 @@ _LAYOUT_NOTES = {
 
 @dataclass(frozen=True, repr=False)
 class Preset:
-    """A model as a paper configured it. Call it for a new transformer.
+    """The configuration of a model in a paper. Call it to create a transformer.
 
     Attributes:
-        row: its name in the paper's table.
-        transformer: the name of the class in this package.
-        arguments: of its constructor.
-        published: figures of the trained model by measure, means over three seeds; zero-shot for E5-4K and RankGPT.
-        partner: the preset that is its FirstP, None for a FirstP.
+        row: the name of the model in the paper's table.
+        transformer: the name of its class in this package.
+        arguments: the arguments of the constructor.
+        published: the published figures by measure: means over three seeds; zero-shot for E5-4K and RankGPT.
+        partner: the preset of its FirstP; None for a FirstP.
         source: the table with the figures.
-        epochs: of training on MS MARCO; None without training.
-        note: differences from the measured model, particulars of its input, and points on which sources disagree.
+        epochs: the number of epochs on MS MARCO; None without training.
+        note: differences from the published model, details of its input, and points on which sources disagree.
     """
 
     row: str
@@ -86,11 +86,11 @@ class Preset:
         return f"Preset({self.row}: {self.transformer}({arguments}))"
 
     def __call__(self, *, as_published: bool = False, **changes: Any) -> Any:
-        """Return a new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
+        """Create a transformer with the recipe of the paper. The trained weights were not published, so `fit` it.
 
         Args:
-            as_published: also read windows of padding alone, as for the published figures (`FixedGrid`). Scores then
-                depend on `max_doc_len`. Models of one window do not change.
+            as_published: also read windows that only contain padding, as for the published figures (`FixedGrid`).
+                Scores then depend on `max_doc_len`. This has no effect on models with a single window.
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
         """
         package = importlib.import_module("pyterrier_longdoc")
@@ -100,7 +100,7 @@ class Preset:
             budgets = {(layout.pad_query, layout.shared_budget) for layout in layouts}
             name = "layout" if len(budgets) > 1 else "windows" if "windows" in arguments else None
             if name is not None:
-                raise ValueError(f"{name}={arguments[name]!r} was not published: leave it out")
+                raise ValueError(f"{name}={arguments[name]!r} must not be changed with as_published=True")
             arguments = self._with_fixed_grid(arguments, package.FixedGrid)
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
@@ -108,37 +108,37 @@ class Preset:
         return model
 
     def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
-        """Return the arguments with all windows of the document budget, if there can be more than one."""
+        """Return the arguments with all windows of the document budget, unless the model has a single window."""
         if self.row in _NOT_AS_PUBLISHED:
-            raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.row]}")
+            raise ValueError(f"as_published=True is not available for {self.row}: {_NOT_AS_PUBLISHED[self.row]}")
         if "stride" not in arguments:
             return arguments
         rest = {name: value for name, value in arguments.items() if name not in ("window_size", "stride")}
         return {**rest, "windows": grid(arguments["window_size"], arguments["stride"], arguments["max_doc_len"])}
 
 
-_CEDR = "its code matches padding, too, and averages the vectors of chunks as AvgP does"
-_PROMPT = "neither its prompt nor how many documents a call holds nor how texts were cut was published"
+_CEDR = "its code also matches padding, and averages the vectors of chunks like AvgP"
+_PROMPT = "its prompt, its number of documents per call and the truncation of texts were not published"
 _NOT_AS_PUBLISHED = {
-    "AvgP": "its code adds the vectors of three chunks, padding or not, and divides by the number of those with text",
+    "AvgP": "its code adds the vectors of three chunks, also of padding, and divides by the number of chunks with text",
     "CEDR-DRMM": _CEDR,
     "CEDR-KNRM": _CEDR,
     "CEDR-PACRR": _CEDR,
     "Neural Model1": "its code was not published",
-    "LongP (E5-4K) zero-shot": "its code numbers the positions of a text by the longest one of its batch",
+    "LongP (E5-4K) zero-shot": "its code makes the position ids of a text depend on the longest text of the batch",
     "FirstP RankGPT (GPT-4o-mini)": _PROMPT,
     "LongP RankGPT (GPT-4o-mini)": _PROMPT,
 }
-"""Reasons by row; the documentation has a table of them ("What cannot be reproduced, and why")."""
+"""Reasons by row; the documentation lists them under "What cannot be reproduced, and why"."""
 
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
-    """Give a recipe of Boytsov et al. the learning rates of the model, which differ for a pre-trained head."""
+    """Return the recipe with the learning rates of the model, which differ for a pre-trained head."""
     return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
 class Presets(dict[str, Preset]):
-    """The papers' models by name; `table()` shows them all.
+    """The presets by name; `table()` lists them all.
 
     Example:
         >>> presets["parade-attn-electra"].published["dev RR"]
@@ -149,13 +149,13 @@ class Presets(dict[str, Preset]):
         return f"Presets({', '.join(self)})"
 
     def __missing__(self, name: str) -> Preset:
-        raise KeyError(f"no preset {name!r} among {', '.join(self)}{did_you_mean(str(name).lower(), self)}")
+        raise KeyError(f"preset {name!r} must be one of {', '.join(self)}{did_you_mean(str(name).lower(), self)}")
 
     def _repr_html_(self) -> str:
         return self.table().to_html(index=False, na_rep="")
 
     def table(self) -> pd.DataFrame:
-        """Return one row per preset: its row in the paper, class, backbone, partner, and every published figure."""
+        """Return one row per preset: row of the paper, class, backbone, partner, epochs, note and published figures."""
         rows = []
         for name, preset in self.items():
             backbone = preset.arguments.get("backbone", preset.arguments.get("llm"))
@@ -167,7 +167,7 @@ class Presets(dict[str, Preset]):
 
 
 Figures = tuple[float | None, ...]
-"""MS MARCO dev, TREC DL, Robust04 title and description, FarRelevant zero-shot and fine-tuned."""
+"""MS MARCO dev; TREC DL; Robust04 title and description; FarRelevant zero-shot and fine-tuned."""
 
 
 def _firstp(backbone: str, **options: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _splitp(backbone: str, **options: Any) -> dict[str, Any]:
 
 
 def _longp(backbone: str, length: int, pooling: str = "cls") -> dict[str, Any]:
-    """Return the arguments of a model that reads the document in one piece."""
+    """Return the arguments of a model that reads the document in one window."""
     return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, "layout": _LAYOUTS[backbone]}
 
 
@@ -274,7 +274,7 @@ _OTHERS: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures, str], .
 
 
 _EPOCHS: dict[str, int | None] = {
-    # The others have one epoch; of the two of JINA and MOSAIC the authors kept the better one.
+    # All others: one epoch. For JINA and MOSAIC, the authors kept the better one of the two epochs.
     "firstp-jina": 2, "longp-jina": 2, "firstp-mosaic": 2, "longp-mosaic": 2, "parade-rand-l2": 2,
     "parade-rand-l2-electra": 2, "parade-lateir-l6": 3,
     "firstp-e5-4k": None, "longp-e5-4k": None, "firstp-rankgpt": None, "longp-rankgpt": None,
@@ -282,12 +282,12 @@ _EPOCHS: dict[str, int | None] = {
 
 _TABLE_8 = "these are the figures for 150/100 in Table 8 of Boytsov et al. 2022; the configuration says 150/75"
 _AS_ATTN = (
-    "no figure of its own shows the stride; 150/100 as PARADE Attn of the same paper (the configuration says 150/75)"
+    "its figures do not reveal the stride; 150/100 as for PARADE Attn in the same paper (the configuration says 150/75)"
 )
-_RETRAINED = "150/75 by its configuration; trained anew for the 2025 paper, so that Table 8 of 2022 does not apply"
+_RETRAINED = "150/75 by its configuration; trained again for the 2025 paper, so Table 8 of 2022 does not apply"
 _RANKGPT = (
-    "the paper prints neither its prompt nor how many documents a call holds nor the tokenizer of its 512 tokens; here "
-    "the prompt is this package's, the window (20, stride 10) that of RankGPT, without its cut at 300 words"
+    "the paper does not give its prompt, the number of documents per call or the tokenizer of its 512 tokens; this "
+    "preset uses the prompt of this package and the window of RankGPT (20, stride 10), without truncation at 300 words"
 )
 _TWO_EPOCHS = (
     "two epochs, as in the authors' {scripts}; the paper says one for all models but Transf-RAND-L2 and "
@@ -298,18 +298,18 @@ _NOTES = {
     **dict.fromkeys(("firstp-mosaic", "longp-mosaic"), _TWO_EPOCHS.format(scripts="training script of LongP")),
     "parade-attn": _TABLE_8,
     "parade-attn-electra": _AS_ATTN,
-    "parade-attn-deberta": "150/75 by its configuration, the only one there is",
+    "parade-attn-deberta": "150/75 by its only configuration",
     "parade-avg": _AS_ATTN,
     "parade-max": _AS_ATTN,
     "parade-rand-l2": "150/100 by its configuration",
-    "parade-rand-l2-electra": "150/100 by its last configuration; there is one for 150/75, too",
+    "parade-rand-l2-electra": "150/100 by its last configuration; an earlier one has 150/75",
     "parade-pretr-l6": _RETRAINED,
     "parade-lateir-l6": "150/75 by its configuration",
-    "parade-pretr-q-l6": f"{_TABLE_8}; without separators, as the code of 2022",
+    "parade-pretr-q-l6": f"{_TABLE_8}; without separators, as in the code of 2022",
     "firstp-rankgpt": _RANKGPT,
     "longp-rankgpt": _RANKGPT,
 }
-"""Particulars of a model's figures, by name; window size and stride are tokens."""
+"""Notes on the figures of a model, by name; window size and stride are in tokens."""
 
 
 def _presets() -> dict[str, Preset]:
@@ -325,4 +325,4 @@ def _presets() -> dict[str, Preset]:
 
 
 presets = Presets(_presets())
-"""All rows of Table 1 of Boytsov et al. 2025, and two more models of the two papers."""
+"""All rows of Table 1 of Boytsov et al. 2025, and two other models of the two papers."""

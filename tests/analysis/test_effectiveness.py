@@ -87,7 +87,7 @@ def test_the_plot_shows_means_by_group_and_fills_significant_ones(found):
     assert filled == [1, 0]  # "full" differs from the baseline in one group
 
 
-def test_the_same_queries_are_compared_by_a_paired_test():
+def test_groups_with_the_same_queries_are_compared_by_a_paired_test():
     early = 1 / np.random.default_rng(0).integers(1, 4, 20)
     later = [1 / (round(1 / value) + 1) for value in early]  # always one rank lower
     results = {
@@ -171,7 +171,7 @@ def test_the_plot_of_groups_of_one_query_says_that_nothing_is_tested():
         (POSITIONS.assign(qid="other", length=1000), "edges="),
     ],
 )
-def test_positions_without_what_is_needed_are_refused(positions, name):
+def test_positions_without_the_needed_columns_are_refused(positions, name):
     with pytest.raises(ValueError, match=name):
         ld.effectiveness_by_position(experiment({"m": MIXED}), positions)
 

@@ -131,6 +131,6 @@ def test_text_between_key_blocks_does_not_count_as_found():
         ({FIRST: RESULTS}, 1, "baseline"),
     ],
 )
-def test_results_without_what_is_needed_are_refused(results, k, message):
+def test_results_without_the_needed_columns_or_arguments_are_refused(results, k, message):
     with pytest.raises(ValueError, match=message):
         ld.evidence_recall(results, GOLD, k)

@@ -32,7 +32,7 @@ def test_a_sound_model_passes_all_checks(results):
     assert 1e-5 < table.loc["dtype bfloat16", "difference"] < 0.1
 
 
-def test_model_rows_and_random_numbers_are_left_as_they_were(results):
+def test_checks_do_not_change_model_rows_or_random_numbers(results):
     model = make("MaxP", device="cpu")
     before = results.copy()
     shown, backbone = repr(model), model.model.encoder.backbone
@@ -79,7 +79,7 @@ class Sneaky(pt.Transformer):
         ("a little of a million", set()),  # tolerance is relative to large scores
     ],
 )
-def test_scores_that_depend_on_the_call_fail_the_checks_that_show_it(what, caught, results):
+def test_scores_that_depend_on_the_call_fail_the_matching_checks(what, caught, results):
     table = check(Sneaky(what), results)
     judged = table[table["passed"].notna()]
     assert set(judged.index) == {"repeated", "order", "alone", "padding"}
@@ -156,7 +156,7 @@ def test_a_frame_without_rows_is_refused(results):
         check(pt.apply.doc_score(lambda row: 1.0), results.head(0))
 
 
-def test_rows_that_are_lost_fail(results):
+def test_a_model_that_loses_rows_fails(results):
     incomplete = check(pt.apply.generic(lambda frame: frame.head(1).assign(score=1.0)), results)
     assert not incomplete["passed"].iloc[0]
 

@@ -109,16 +109,16 @@ def test_preselect_chooses_the_chunks_that_are_judged():
     assert len(model.asked) == 3
 
 
-def test_chunks_beyond_max_chunks_are_warned_of():
+def test_chunks_beyond_max_chunks_cause_a_warning():
     model = Scripted(marked)
     judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)
-    with pytest.warns(TruncationWarning, match=r"6 of 9 chunks.* max_chunks=2"):
+    with pytest.warns(TruncationWarning, match="max_chunks=2 leaves 6 of 9 chunks"):
         out = judge(frame(SENTENCE * 8, SENTENCE))
     assert len(model.asked) == 3
     assert out["judged_share"].tolist() == pytest.approx([2 / 8, 1], abs=0.01)
 
 
-def test_brackets_and_braces_of_query_and_text_are_made_harmless_in_the_prompt():
+def test_brackets_and_braces_in_query_and_text_are_harmless_in_the_prompt():
     model = Scripted("grade: 1")
     RelevanceJudge(model)(frame("a text\nwith [3] and {query}"))
     content = model.asked[0][-1]["content"]

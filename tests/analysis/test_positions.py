@@ -63,7 +63,7 @@ def test_positions_of_known_passages_are_exact():
         pd.testing.assert_frame_equal(frame, old)
 
 
-def test_known_places_are_taken_as_they_are():
+def test_known_places_are_used_unchanged():
     searched = find().frame.dropna(subset="start")
     known = searched[["qid", "docno", "start", "end"]].astype({"start": int, "end": int})
     found = find(passages=known).frame.set_index(["qid", "docno"])
@@ -88,10 +88,10 @@ def test_a_document_without_a_known_place_has_a_reason(known):
     assert set(frame["reason"].iloc[:known]) <= {""}
 
 
-def test_a_known_place_behind_the_text_is_a_reason():
+def test_a_known_place_after_the_end_of_the_text_is_a_reason():
     row = QRELS.iloc[0]
     places = pd.DataFrame({"qid": [row["qid"]], "docno": [row["docno"]], "start": [0], "end": [10_000]})
-    assert find(qrels=QRELS.head(1), passages=places).frame.iloc[0]["reason"] == "passage ends behind the text"
+    assert find(qrels=QRELS.head(1), passages=places).frame.iloc[0]["reason"] == "passage ends after the text"
 
 
 def test_positions_are_in_tokens_of_the_tokenizer(tmp_path):
@@ -231,17 +231,17 @@ def test_an_estimator_that_needs_more_judgements_is_refused():
             found.by(estimator)
 
 
-def test_a_function_that_is_no_estimator_is_refused():
+def test_an_estimator_that_is_a_plain_function_is_refused():
     with pytest.raises(ValueError, match="best_chunk"):
         judged([DRY + WET], says_wet).by(first_above)
 
 
-def test_positions_of_passages_have_no_other_estimator():
+def test_positions_of_passages_have_no_grades_for_another_estimator():
     with pytest.raises(ValueError, match="judge="):
         find().by(best_chunk)
 
 
-def test_tokens_beyond_max_chunks_are_counted_and_warned_of():
+def test_tokens_beyond_max_chunks_are_counted_and_cause_a_warning():
     documents = [DRY * 5 + WET, DRY * 3, WET + DRY * 5]
     with pytest.warns(ld.TruncationWarning, match=r"17 of 88 tokens \(19.3%\)"):
         found = judged(documents, says_wet, max_chunks=3, estimator=first_above(0))
@@ -326,7 +326,7 @@ def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], A
     return texts, judge
 
 
-def test_a_threshold_that_decides_the_positions_is_warned_of():
+def test_a_threshold_with_a_strong_effect_on_positions_causes_a_warning():
     texts, judge = noisy(40)
     found = judged(texts, judge)
     with pytest.warns(PositionWarning, match=r"first_above\(0\.5\)"):
@@ -334,7 +334,7 @@ def test_a_threshold_that_decides_the_positions_is_warned_of():
     assert biased.matched["first_token"].median() < 0.5 * found.matched["first_token"].median()  # false alarms first
 
 
-def test_a_threshold_that_decides_nothing_is_not_warned_of():
+def test_a_threshold_without_an_effect_on_positions_causes_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", PositionWarning)
         judged(*noisy(40)).by(first_above(4))
@@ -342,7 +342,7 @@ def test_a_threshold_that_decides_nothing_is_not_warned_of():
         judged([DRY + WET, WET, DRY * 9 + WET * 5], says_wet).by(first_above(0))  # two grades, a gap between them
 
 
-def test_a_threshold_below_nearly_all_numbers_is_warned_of():
+def test_a_threshold_below_nearly_all_grades_causes_a_warning():
     texts, judge = noisy(40)
     positive = pt.apply.doc_score(lambda row: 100.0 + judge(row["query"], row["text"]))
     with pytest.warns(PositionWarning, match=r"100%.*first_above\(0\)"):

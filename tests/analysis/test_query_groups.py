@@ -34,7 +34,7 @@ def test_by_document_length_groups_queries_by_their_relevant_documents():
 
 
 @pytest.mark.parametrize("edges", [(512, 0), (10,)])
-def test_edges_that_descend_or_leave_queries_out_are_refused(edges):
+def test_edges_that_descend_or_exclude_all_queries_are_refused(edges):
     results = Experiment({"a": RUNS[0]}, TOPICS, QRELS, METRICS)
     with pytest.raises(ValueError, match="edges"):
         by_query_value(results, {"q0": 3.0}, edges=edges)

@@ -26,7 +26,7 @@ def test_the_error_is_the_mean_gap_between_probability_and_relevance():
     assert found.low <= found.error <= found.high
 
 
-def test_one_query_has_an_interval_without_width():
+def test_a_single_query_has_an_interval_of_zero_width():
     one = ld.reliability(*frame([0.05, 0.15, 0.15, 0.95, 1.0], [0, 1, 0, 1, 1], ["1"] * 5), bins=1)
     assert (one.error, one.low, one.high) == pytest.approx((0.7 / 5,) * 3)
 

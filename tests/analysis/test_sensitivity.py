@@ -109,7 +109,7 @@ def test_the_table_is_shown_in_notebooks(three_queries):
     assert found._repr_html_().count("<tr") == 3
 
 
-def test_a_place_that_no_document_shares_with_the_first_one_is_left_out(three_queries):
+def test_a_place_without_documents_in_common_with_the_first_place_is_left_out(three_queries):
     scores = three_queries
     alone = scores.assign(place=scores["place"].where(scores["docno"] == "x", 0.5)).query("place != 0.5 or qid == 'a'")
     assert PositionSensitivity(alone, resamples=50).table["place"].tolist() == [0.0, 1.0]
@@ -176,7 +176,7 @@ def test_scores_are_those_of_the_moved_documents(cross_encoder):
     assert (found["first_token"] == 0).tolist() == [True, False] * 3
 
 
-def test_estimated_positions_serve_as_gold():
+def test_estimated_positions_can_be_used_as_gold():
     found = ld.relevant_positions(
         TOPICS, KNOWN.qrels, CORPUS, passages=KNOWN.passages, locator=ld.PassageLocator(min_words=4)
     ).matched
@@ -197,7 +197,7 @@ def test_estimated_positions_serve_as_gold():
         ({"gold": GOLD.assign(end=10**6)}, "'d0'"),
         ({"gold": GOLD.assign(end=pd.NA)}, "'d0'"),
         ({"gold": GOLD.assign(start=-1)}, "'d0'"),
-        ({"corpus": CORPUS.assign(text=NEEDLE), "gold": GOLD.assign(start=0, end=len(NEEDLE))}, "no other place"),
+        ({"corpus": CORPUS.assign(text=NEEDLE), "gold": GOLD.assign(start=0, end=len(NEEDLE))}, "gold"),
         ({"corpus": CORPUS.head(1)}, "'d1'"),
         ({"systems": {"twice": pt.apply.generic(lambda frame: pd.concat([frame, frame]))}}, "'twice'"),
         ({"systems": {"cut": reader(None) % 1}}, "'cut'"),

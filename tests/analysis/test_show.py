@@ -114,7 +114,7 @@ def test_html_of_a_text_is_escaped_and_nothing_is_fetched():
     assert not re.search(r"(?<!-)color:(?! inherit)", html)  # all but the shade is the page's own colour
 
 
-def test_a_long_text_is_folded_and_complete():
+def test_a_long_text_is_collapsed_but_complete():
     spans = [(0, 400), (400, 500), (900, 1000)]
     text = "".join(chr(97 + i % 26) for i in range(1000))
     shown = ld.show(ranking(text=text, window_spans=spans), characters=150)

@@ -70,14 +70,14 @@ def test_the_text_loader_names_an_unknown_field():
         planted().text_loader("body")
 
 
-def test_the_same_request_gives_the_same_text_loader():
+def test_the_same_arguments_return_the_same_text_loader():
     """So that `pt.Experiment(plan="tree")` runs it once."""
     collection = planted()
     assert collection.text_loader() is collection.text_loader("*") is collection.text_loader(["text", "title"])
     assert collection.text_loader("text") is not collection.text_loader("title")
 
 
-def test_a_pickled_text_loader_loads_the_same():
+def test_a_pickled_text_loader_loads_the_same_texts():
     loader = pickle.loads(pickle.dumps(planted().text_loader(verbose=True)))
     assert loader(pd.DataFrame({"docno": ["d2"]}))["text"].tolist() == ["filler two relevant beta"]
 
@@ -87,7 +87,7 @@ def test_a_schematic_of_the_text_loader_does_not_print_the_documents():
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_the_corpus_is_sized_and_can_be_read_again(verbose):
+def test_the_corpus_is_sized_and_re_iterable(verbose):
     collection = planted()
     assert len(collection.get_corpus_iter(verbose=verbose)) == len(collection.corpus) == 3
     rows = list(collection.get_corpus_iter(verbose=verbose))
@@ -119,7 +119,7 @@ def test_pyterrier_can_list_the_components():
     assert planted(splits={})._describe_component("topics") is True
 
 
-def test_parts_are_made_at_the_first_use():
+def test_parts_are_created_on_first_use():
     made = []
     collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, variants=["a"])
     assert (repr(collection), collection._describe_component("topics")) == ("PositionedCollection('late')", ["a"])
@@ -165,7 +165,7 @@ def test_statistics_of_every_collection_have_the_same_columns_and_types(tmp_path
         assert set(table.drop(columns=["split", *COUNTS]).dtypes.astype(str)) == {"float64"}
 
 
-def test_random_candidates_have_the_mrr_of_chance():
+def test_random_candidates_have_the_reciprocal_rank_of_chance():
     source = [{"docno": f"p{i}", "text": f"word{i} of text"} for i in range(440)]
     many = pd.DataFrame({"qid": [f"q{i}" for i in range(400)], "query": "x"})
     judged = pd.DataFrame({"qid": many["qid"], "docno": [f"p{i}" for i in range(400)], "label": 1})
@@ -214,28 +214,28 @@ def queries(first, second):
     return {"topics": pd.DataFrame({"qid": ["q1", "q2"], "query": [first, second]})}
 
 
-def test_a_collection_without_leaks_has_none():
+def test_no_leaks_are_found_in_a_collection_without_leaks():
     assert find_leaks(planted()).empty
 
 
 @pytest.mark.parametrize("texts", [("The same", "the  SAME"), ("\ufb01rst café", "first cafe\u0301")])
-def test_a_query_of_two_splits_is_a_leak_in_any_case_spacing_and_unicode_form(texts):
+def test_a_query_in_two_splits_is_a_leak_in_any_case_spacing_and_unicode_form(texts):
     assert find_leaks(planted(**queries(*texts)))["kind"].tolist() == ["shared query"]
 
 
-def test_splits_that_share_topics_may_share_their_queries():
+def test_a_split_can_contain_another_split_without_a_leak():
     splits = {"dev": ["q1", "q2"], "sample": ["q1"]}
     assert find_leaks(planted(**queries("same", "same"), splits=splits)).empty
 
 
-def test_a_relevant_passage_of_two_splits_is_a_leak():
+def test_a_relevant_passage_in_two_splits_is_a_leak():
     moved = [("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 10, 25, 2, 4, "far", "")]
     leaks = find_leaks(planted(**with_texts(d2="another b RELEVANT  alpha"), gold=moved))
     assert leaks.values.tolist() == [["shared passage", "train", "q1", "d1", "test"]]
 
 
 @pytest.mark.parametrize("copy", ["Filler one\nrelevant alpha", "f\u00adiller o\u0301ne\u200b relevant alpha"])
-def test_a_document_that_is_there_twice_is_a_leak(copy):
+def test_a_duplicate_document_is_a_leak(copy):
     leaks = find_leaks(planted(**with_texts(d3=copy)))
     assert leaks.values.tolist() == [["duplicate document", "", "", "d3", "d1"]]
 

@@ -85,7 +85,7 @@ def test_modules_are_not_imported_and_broken_ones_are_skipped(tmp_path):
     assert [entry.docno for entry in collect({"pkg": tmp_path})] == ["pkg.exits", "pkg.good.f"]
 
 
-def test_tests_and_vendored_copies_are_left_out(tmp_path):
+def test_tests_and_vendored_packages_are_left_out(tmp_path):
     for number, folder in enumerate(("tests", "test", "_vendor", "externals", "site-packages", "kept")):
         write_module(tmp_path / folder, "mod", f=f"A summary of number {folder}.\n\n{words(f'w{number}x')}")
     write_module(tmp_path, "test_it", f=f"A summary in a test file.\n\n{words('t')}")
@@ -135,7 +135,7 @@ def test_tests_and_vendored_copies_are_left_out(tmp_path):
         ),
     ],
 )
-def test_which_docstrings_are_documents_and_topics(tmp_path, texts, expected):
+def test_rules_decide_which_docstrings_become_documents_and_topics(tmp_path, texts, expected):
     write_module(tmp_path, "mod", **texts)
     entries = collect({"pkg": tmp_path})
     assert {entry.docno: entry.query for entry in entries} == {
@@ -201,7 +201,7 @@ def test_the_split_of_a_document_never_changes(docno, split):
     assert split_of(docno) == split
 
 
-def test_long_variants_are_the_topics_with_a_long_document(small):
+def test_long_variants_have_the_topics_with_long_documents(small):
     tokens = {docno: count_tokens(row["text"]) for docno, row in small.documents.items()}
     for split in docstrings.SPLITS:
         every, long = small.get_qrels(split), small.get_qrels(f"{split}-long")
@@ -269,8 +269,8 @@ def test_a_damaged_file_is_built_again(home, installed, damage, caplog):
     assert list((home / "longdoc").iterdir()) == [file]
 
 
-def test_a_folder_that_cannot_be_written_is_only_logged(home, installed, caplog):
+def test_a_folder_that_cannot_be_written_causes_a_log_message(home, installed, caplog):
     home.mkdir()
     (home / "longdoc").write_text("a file where the folder should be")
     assert DocstringsDataset().entries == collect({"pkg": installed})
-    assert "cannot be kept" in caplog.text
+    assert "cannot be written" in caplog.text

@@ -44,7 +44,7 @@ def check_documents(collection, source, *, recipe, count=count_tokens):
 # ---------------------------------------------------------------- properties of the algorithm
 
 
-def test_collections_of_all_positions_differ_in_positions_alone():
+def test_collections_for_different_positions_only_differ_in_positions():
     made = {position: build(position=position, copies=20) for position in PASSAGE_POSITIONS}
     gold = {position: collection.gold.set_index(["qid", "docno"]) for position, collection in made.items()}
     assert gold["early"]["length"].equals(gold["far"]["length"])
@@ -141,7 +141,7 @@ def test_a_document_is_relevant_for_every_topic_of_its_passage():
     assert sorted(map(tuple, collection.gold[["qid", "docno"]].values)) == found
 
 
-def test_relevant_per_query_prefers_passages_of_no_other_topic():
+def test_relevant_per_query_prefers_passages_not_shared_with_other_topics():
     shared = pd.DataFrame({"qid": ["q0", "q1", "q1"], "docno": ["p0", "p0", "p1"], "label": [1, 2, 1]})
     one = build(topics=topics(2), qrels=shared, relevant_per_query=1)
     assert sorted(one.documents) == ["q0_p0", "q1_p1"]
@@ -166,7 +166,7 @@ def test_splits_keep_topics_with_a_common_passage_together():
         assert find_leaks(collection).empty
 
 
-def test_a_column_split_of_the_topics_gives_the_splits():
+def test_the_column_split_of_topics_defines_the_splits():
     assert set(build(topics=topics().assign(split=list("aabba"))).splits["b"]) == {"q2", "q3"}
 
 
@@ -223,7 +223,7 @@ def test_wrong_arguments_and_passages_are_named(arguments, message):
 
 
 @pytest.mark.parametrize(("ids", "distractors"), [({"a_b": "c", "a": "b_c"}, 0), ({"distractor": "0"}, 1)])
-def test_two_documents_of_one_name_are_refused(ids, distractors):
+def test_two_documents_with_the_same_docno_are_refused(ids, distractors):
     source = [{**row, "docno": docno} for row, docno in zip(passages(), ids.values(), strict=False)]
     asked = pd.DataFrame({"qid": list(ids), "query": list(ids)})
     judged = pd.DataFrame({"qid": list(ids), "docno": list(ids.values()), "label": 1})

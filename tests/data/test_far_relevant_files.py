@@ -32,7 +32,7 @@ def released(folder, part="bitext", **changes):
     return folder
 
 
-def test_a_collection_that_was_written_is_read_back_whole(tmp_path):
+def test_a_written_collection_is_read_back_completely(tmp_path):
     odd = {"docno": 'é/猫"\\,'}
     source = [{**passages()[0], **odd}, *passages()[1:], {"docno": "é\u2028", "text": "ü\n\x0c"}]
     judged = qrels().assign(docno=[odd["docno"], *qrels()["docno"][1:]])
@@ -102,7 +102,7 @@ def test_words_are_counted_where_no_tokenizer_is_recorded(tmp_path):
         assert found == [count_tokens(text[:start]), count_tokens(text)]
 
 
-def test_positions_in_files_are_read_without_their_tokenizer_and_lengths_are_refused(tmp_path):
+def test_stored_positions_do_not_need_the_recorded_tokenizer_but_lengths_do(tmp_path):
     pieces = word_pieces(tmp_path)
     written = build(tokenizer=pieces, **LONGER)
     write_far_relevant(written, tmp_path / "c")
@@ -115,7 +115,7 @@ def test_positions_in_files_are_read_without_their_tokenizer_and_lengths_are_ref
     assert numbers(read_far_relevant(tmp_path / "c", tokenizer=tmp_path / "elsewhere")) == numbers(written)
 
 
-def test_a_tokenizer_without_a_name_must_be_given_again(tmp_path):
+def test_a_tokenizer_without_a_name_must_be_passed_again(tmp_path):
     words = lambda text: len(text.split())  # noqa: E731
     write_far_relevant(build(tokenizer=words), tmp_path)
     with pytest.raises(ValueError, match="tokenizer="):
@@ -139,7 +139,7 @@ def test_a_docno_with_white_space_is_not_written(docno, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["", "..", "a/b"])
-def test_a_split_that_is_no_name_of_a_folder_is_not_written(split, tmp_path):
+def test_a_split_that_cannot_be_a_folder_name_is_not_written(split, tmp_path):
     with pytest.raises(ValueError, match=f"split {split!r}"):
         write_far_relevant(build(splits={split: 1}), tmp_path / "c")
     assert not (tmp_path / "c").exists()

@@ -33,7 +33,7 @@ def paragraph(context, questions):
 
 @pytest.mark.filterwarnings("default:.*without an answer")
 @pytest.mark.parametrize("of", [str, lambda file: str(file.parent)], ids=["file", "folder"])
-def test_squad_becomes_whole_articles_with_the_answers_as_gold(tmp_path, of):
+def test_squad_articles_become_documents_with_answers_as_gold(tmp_path, of):
     oil = ("Öl floats.", [("q1", [("Öl", 0), ("Öl", 0), ("floats", 3)]), ("q2", [("loats", 3)])])
     crude, burns = {"title": "Crude_Oil"}, ("It burns.", [("q3", [("burns", 3)])])
     virus = {"title": 12}, ("A virus.", [(7, [("", 1), ("virus", 2)]), (8, [])])
@@ -52,7 +52,7 @@ def test_squad_becomes_whole_articles_with_the_answers_as_gold(tmp_path, of):
     assert collection.gold["first_token"].tolist() == [0, 1, 4, 1]
 
 
-def test_articles_of_one_title_stay_different_documents(tmp_path):
+def test_articles_with_the_same_title_stay_different_documents(tmp_path):
     titles = ["A", "A_3", "A", "A_3"]
     articles = [({"title": title}, (f"Text {i}.", [(f"q{i}", [("Text", 0)])])) for i, title in enumerate(titles)]
     collection = read_squad(squad(tmp_path / "articles.json", *articles))
@@ -70,13 +70,13 @@ def test_articles_of_one_title_stay_different_documents(tmp_path):
         [(3, [])],
     ],
 )
-def test_a_malformed_file_of_squad_is_named(tmp_path, paragraphs):
+def test_a_malformed_squad_file_is_named(tmp_path, paragraphs):
     file = squad(tmp_path / "bad.json", ({}, *paragraphs))
     with pytest.raises(ValueError, match=f"^{file}"):
         read_squad(tmp_path)
 
 
-def test_a_folder_without_files_of_squad_is_named(tmp_path):
+def test_a_folder_without_squad_files_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=tmp_path.name):
         read_squad(tmp_path)
 

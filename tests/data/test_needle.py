@@ -79,13 +79,13 @@ def test_the_same_seed_gives_the_same_documents():
     assert list(small(seed=4).corpus) != first
 
 
-def test_the_needles_never_change():
+def test_generated_needles_never_change():
     """Like those of the published sets."""
     assert passkeys(1)[0][1].startswith("Dana Weber's pass key is 13294. ")
     assert invented_needles(1)[0][0] == "What is the Pelovaar bridge?"
 
 
-def test_a_user_can_give_needles():
+def test_needles_can_be_passed():
     mine = [(f"what is {word}?", f"It is {word} indeed.") for word in tiny.WORDS[:10]]
     collection = needle(PROSE, mine, lengths=(64, 128), queries=2, documents=5)
     assert collection.topics["query"].tolist() == [mine[i][0] for i in (0, 1, 5, 6)]

@@ -18,7 +18,7 @@ def spool():
     return TextSpool((f"n{number}", f"téxt {number} \ud800") for number in range(50))
 
 
-def test_texts_on_disk_are_read_by_number(spool):
+def test_texts_on_disk_are_read_by_index(spool):
     assert len(spool) == 50
     assert [(spool.name(number), spool.text(number)) for number in (49, 0)] == [
         ("n49", "téxt 49 ?"),
@@ -60,7 +60,7 @@ def test_the_text_of_a_passage_can_be_several_fields():
     assert list(build(passages=renamed, text_field=(*empty, "title", "body")).corpus) == list(build().corpus)
 
 
-def test_passages_topics_and_qrels_come_from_a_named_data_set(tmp_path):
+def test_passages_topics_and_qrels_come_from_a_named_dataset(tmp_path):
     frames = {"docs.jsonl": pd.DataFrame(passages()).to_json(orient="records", lines=True)}
     frames["topics.tsv"] = topics().to_csv(sep="\t", header=False, index=False)
     frames["qrels.txt"] = (
@@ -71,7 +71,7 @@ def test_passages_topics_and_qrels_come_from_a_named_data_set(tmp_path):
     assert list(far_relevant(f"longdoc:folder:{tmp_path}", **SMALL).corpus) == list(build().corpus)
 
 
-def test_an_unknown_data_set_is_named():
+def test_an_unknown_dataset_is_named():
     with pytest.raises(KeyError, match="no-such"):
         far_relevant("no-such-collection")
 
@@ -80,7 +80,7 @@ def test_an_unknown_data_set_is_named():
     ("arguments", "message"),
     [
         ({"variant": "dev"}, "variant"),
-        ({"topics": None}, "topics and qrels"),
+        ({"topics": None}, "topics="),
         ({"topics": topics().drop(columns="query")}, "query"),
         ({"topics": topics().assign(query=7)}, "'query'"),
         ({"topics": pd.concat([topics(), topics(1)])}, "'q0'"),

@@ -35,11 +35,11 @@ def test_short_docstrings_of_each_split_become_passages_of_long_documents(positi
     assert find_leaks(collection).empty
 
 
-def test_far_docstrings_begin_behind_512_tokens(short_docstrings):
+def test_far_docstrings_begin_after_512_tokens(short_docstrings):
     assert docstrings_with("far", short_docstrings).gold["first_token"].min() >= 512
 
 
-def test_early_docstrings_that_are_long_begin_their_document(short_docstrings):
+def test_long_early_docstrings_are_at_the_start_of_their_document(short_docstrings):
     early = docstrings_with("early", short_docstrings).gold
     assert (early["first_token"][early["end"] - early["start"] > 2000] == 0).all()
 
@@ -51,7 +51,7 @@ def test_passkey_has_a_split_for_each_length(monkeypatch):
     assert list(collection.splits) == [str(length) for length in LENGTHS]
 
 
-def test_needle_takes_prose_of_docstrings_as_background(tmp_path, monkeypatch):
+def test_needle_uses_prose_of_docstrings_as_background(tmp_path, monkeypatch):
     for n in range(4):
         prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
         (tmp_path / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
@@ -64,7 +64,7 @@ def test_needle_takes_prose_of_docstrings_as_background(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["robust04", "folder", "folder:", "", "docstrings:x"])
-def test_an_unknown_name_is_answered_with_the_known_ones(name):
+def test_an_unknown_collection_name_is_refused_with_the_known_names(name):
     with pytest.raises(ValueError, match=rf"'longdoc:{name}'.* longdoc:docstrings, "):
         pt.get_dataset(f"longdoc:{name}")
 

@@ -64,7 +64,7 @@ def test_longembed_without_lengths_has_no_splits(tmp_path):
 # ---------------------------------------------------------------- MLDR
 
 
-def test_judged_documents_that_are_missing_are_warned_of(tmp_path):
+def test_missing_judged_documents_cause_a_warning(tmp_path):
     corpus = mldr(tmp_path, "jsonl") / "corpus.jsonl"
     corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[1:]))
     with pytest.warns(UserWarning, match="1 of 5.*'doc-en-0'"):
@@ -93,7 +93,7 @@ def test_mldr_is_read_in_each_format(tmp_path, form):
     assert collection.text_loader()(collection.qrels)["text"].str.startswith("Article").all()
 
 
-def test_mldr_reads_only_the_splits_that_are_asked_for(tmp_path):
+def test_mldr_only_reads_the_requested_splits(tmp_path):
     folder = mldr(tmp_path, splits=("train", "dev"))
     assert list(read_mldr(folder).splits) == ["train", "dev"]
     assert len(read_mldr(folder).get_topics()) == 2  # without test, all
@@ -131,7 +131,7 @@ def rewrite(folder, change):
         file.write_bytes(gzip.compress(content) if packed else content)
 
 
-def test_files_are_read_at_the_first_use(tmp_path):
+def test_files_are_read_on_first_use(tmp_path):
     mldr(tmp_path)
     rewrite(tmp_path, lambda content: b"[1]\n")
     collection = read_mldr(tmp_path)
@@ -159,7 +159,7 @@ def test_a_document_that_is_there_twice_is_read_once(tmp_path):
     assert len(read_mldr(folder).documents) == len(list(read_mldr(folder).corpus)) == 8
 
 
-def test_two_documents_of_one_docno_are_refused(tmp_path):
+def test_different_documents_with_the_same_docno_are_refused(tmp_path):
     folder = mldr(tmp_path, "jsonl")
     corpus = folder / "corpus.jsonl"
     corpus.write_text(corpus.read_text() + '{"docid": "doc-en-0", "text": "another"}\n')
@@ -167,7 +167,7 @@ def test_two_documents_of_one_docno_are_refused(tmp_path):
         read_mldr(folder).get_topics()
 
 
-def test_a_table_may_have_several_parts_but_all_of_them(tmp_path):
+def test_a_table_needs_all_of_its_parts(tmp_path):
     folder = mldr(tmp_path, "jsonl")
     lines = (folder / "corpus.jsonl").read_text().splitlines(keepends=True)
     (folder / "corpus.jsonl").unlink()

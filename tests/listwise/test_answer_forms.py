@@ -84,7 +84,7 @@ def test_more_documents_than_first_tokens_are_refused(arguments, documents):
         RankGPT(by_number, **arguments)(candidates(documents=documents))
 
 
-def test_letters_need_first_token_as_answer():
+def test_identifiers_that_are_letters_need_the_first_token_answer():
     with pytest.raises(ValueError, match="identifiers="):
         RankGPT(by_number, prompt=ListwisePrompt(identifiers="letters"))
 
@@ -99,7 +99,7 @@ def test_letters_need_first_token_as_answer():
         ({"B": -0.1}, -math.inf),
     ],
 )
-def test_log_probability_of_a_word_adds_up_that_of_its_tokens(logprobs, expected):
+def test_the_log_probability_of_a_word_is_summed_over_its_tokens(logprobs, expected):
     assert logprob(logprobs, "A") == pytest.approx(expected)
 
 
@@ -128,7 +128,7 @@ def test_a_reply_without_any_letter_can_keep_the_order():
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_a_server_is_asked_for_one_token(limit):
+def test_one_token_is_requested_from_a_server(limit):
     with serving(server) as served:
         backend = OpenAIBackend("tiny", base_url=f"{served.url}/v1", parameters={limit: 300})
         RankGPT(backend, answer=FirstToken(top_logprobs=12))(candidates(documents=8))
@@ -170,7 +170,7 @@ def test_backends_without_log_probabilities_are_refused(make):
 
 
 @need_logprobs
-def test_servers_that_return_no_log_probabilities_are_asked_once(make):
+def test_missing_log_probabilities_are_not_requested_again(make):
     with serving(Answer(completion("A"))) as served:
         ranker = make(OpenAIBackend("tiny", base_url=f"{served.url}/v1"))
         with pytest.raises(NoLogprobsError, match="tiny"):
@@ -204,7 +204,7 @@ def metaspace_tokenizer():
         (tiny_long.byte_tokenizer, {"yes": ["yes", "\u0120yes"], "no": ["no", "\u0120no"], "A": ["A"]}),
     ],
 )
-def test_a_local_model_counts_each_token_that_is_the_word_with_or_without_spaces(make, tokens_of, tmp_path):
+def test_a_local_model_sums_all_tokens_of_a_word_with_or_without_spaces(make, tokens_of, tmp_path):
     tokenizer = make()
     tokenizer.chat_template = CHAT
     _, folder = tiny_answers.checkpoint(tmp_path, "llama", tokenizer)

@@ -90,7 +90,7 @@ def test_the_usage_of_a_reply_gives_its_cost():
 
 
 @pytest.mark.parametrize("count", [HUGE, -5, "many"])
-def test_a_usage_that_is_not_a_number_of_tokens_is_estimated(count):
+def test_an_invalid_token_usage_is_estimated(count):
     reply = {**completion(ORDER), "usage": {"prompt_tokens": count, "completion_tokens": 10}}
     with serving(Answer(reply)) as server:
         client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
@@ -120,14 +120,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_reply_is_asked_for_again(kind, no_waits):
+def test_a_broken_reply_is_requested_again(kind, no_waits):
     with serving(BROKEN[kind], Answer(completion(ORDER))) as server:
         assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
     assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_replies_that_stay_broken_are_an_error_that_names_the_server_without_the_key(kind, no_waits):
+def test_repeatedly_broken_replies_raise_an_error_with_the_server_but_not_the_key(kind, no_waits):
     with serving(BROKEN[kind]) as server, pytest.raises(BackendError) as caught:
         ranked(backend_at(server.url, max_retries=1), on_failure="keep")
     assert len(server.requests) == 2
@@ -137,7 +137,7 @@ def test_replies_that_stay_broken_are_an_error_that_names_the_server_without_the
 
 
 @pytest.mark.parametrize("logprob", [HUGE, float("nan"), None, "likely"])
-def test_log_probabilities_that_are_not_numbers_are_asked_for_again(logprob, no_waits):
+def test_invalid_log_probabilities_are_requested_again(logprob, no_waits):
     first = Answer(with_logprobs({"Yes": logprob, "No": -1.0}))
     with serving(first, Answer(with_logprobs({"Yes": -0.5, "No": -1.0}))) as server:
         assert Pointwise(backend_at(server.url))(RUN[:1])["score"].tolist() == pytest.approx([0.5])
@@ -155,7 +155,7 @@ def with_logprobs(logprobs):
 
 
 @pytest.mark.parametrize("status", [400, 401])
-def test_errors_that_a_retry_cannot_mend_end_the_run_at_once(status):
+def test_permanent_errors_end_the_run_at_once(status):
     with serving(Answer(complaint("no"), status)) as server, pytest.raises(BackendError):
         RankGPT(backend_at(server.url), on_failure="keep")(candidates(queries=20, documents=3))
     assert len(server.requests) == 1
@@ -170,13 +170,13 @@ def test_retry_after_is_respected():
 
 
 @pytest.mark.parametrize("body", [complaint("busy"), DEEP], ids=["message", "deep"])
-def test_a_busy_server_is_asked_again_max_retries_times(body):
+def test_a_busy_server_is_called_again_max_retries_times(body):
     with serving(Answer(body, 503, headers=SOON)) as server, pytest.raises(BackendError, match=server.url):
         ranked(backend_at(server.url, max_retries=2), on_failure="keep")
     assert len(server.requests) == 3
 
 
-def test_a_server_that_exceeds_timeout_is_asked_again():
+def test_a_server_that_exceeds_the_timeout_is_called_again():
     with serving(Answer(completion(ORDER), wait=0.6), Answer(completion(ORDER))) as server:
         assert ranked(backend_at(server.url, timeout=0.3)) == ["d2", "d0", "d1"]
     assert len(server.requests) == 2
@@ -202,7 +202,7 @@ def test_an_unreachable_server_is_named_without_the_secrets_in_its_address():
         {"detail": "This model's maximum context length is 8192 tokens."},
     ],
 )
-def test_servers_that_find_a_prompt_too_long_raise_context_overflow(status, body):
+def test_a_prompt_too_long_for_the_server_raises_a_context_overflow(status, body):
     with serving(Answer(body, status)) as server, pytest.raises(ContextOverflowError):
         backend_at(server.url)(QUESTION)
 
@@ -273,7 +273,7 @@ def test_parameters_that_hold_keys_are_refused(parameters):
     assert SECRET not in str(caught.value)
 
 
-def test_a_schema_may_have_fields_of_any_name():
+def test_a_schema_can_have_fields_with_any_name():
     schema = {"type": "object", "properties": {"token": {"type": "string"}}, "required": ["token"]}
     parameters = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     assert backend_at("http://x", parameters=parameters).settings == {"api": "openai", **parameters}
@@ -324,7 +324,7 @@ def test_a_prompt_beyond_the_positions_of_a_local_model_is_a_context_overflow(ca
         small(causal_model)([{"role": "user", "content": "dog " * 5000}])
 
 
-def test_weights_of_a_local_model_are_in_memory_of_its_own(causal_model):
+def test_weights_of_a_local_model_are_in_their_own_memory(causal_model):
     assert misplaced(small(causal_model)._load()[0]) == []
 
 
@@ -379,7 +379,7 @@ def test_cached_replies_are_used_only_with_the_same_weights(causal_model, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TRANSFORMERS.exists(), reason="no transformers command")
-def test_transformers_serve_is_ranked_with(causal_model):
+def test_a_server_of_transformers_can_rank(causal_model):
     for module in ("fastapi", "uvicorn"):
         pytest.importorskip(module)
     with socket.socket() as free:

@@ -38,7 +38,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "new folder" / "replies.sqlite"
 
 
-def test_a_second_run_asks_nothing_and_ranks_the_same(path):
+def test_a_second_run_uses_the_cache_and_ranks_the_same(path):
     run, model = candidates(queries=3, documents=6), Scripted(oracle)
     first = RankGPT(cached(model, path), **SMALL)(run)
     assert len(model.asked) == 6
@@ -57,7 +57,7 @@ def test_replay_only_refuses_a_prompt_that_is_not_in_the_cache(path):
         RankGPT(client)(candidates(documents=2))
 
 
-def test_another_model_setting_query_text_or_order_is_asked_again(path):
+def test_another_model_setting_query_text_or_order_needs_a_new_call(path):
     run, model = candidates(documents=3), Scripted(oracle)
     client = cached(model, path)
     other_model, other_settings = cached(model, path), cached(model, path)
@@ -79,7 +79,7 @@ def test_another_model_setting_query_text_or_order_is_asked_again(path):
             assert len(model.asked) == asked
 
 
-def test_the_same_prompt_in_two_threads_is_asked_once(path):
+def test_the_same_prompt_in_two_threads_is_sent_once(path):
     run = candidates(documents=3)
     model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
     client = cached(model, path)
@@ -179,7 +179,7 @@ def start(folder: Path, slow_after: int = 10**6) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_continues_without_asking_again(tmp_path, kill):
+def test_a_killed_run_continues_without_repeating_calls(tmp_path, kill):
     child = start(tmp_path, slow_after=40)
     while len(asked(tmp_path)) < 37:
         assert os.waitpid(child, os.WNOHANG) == (0, 0)

@@ -36,7 +36,7 @@ def test_the_ledger_has_calls_tokens_and_cost_of_each_query():
     assert repr(ranker.ledger) == "Ledger(4 calls, 0 replayed, cost 0.0112)"
 
 
-def test_tokens_are_counted_here_where_the_model_reports_none():
+def test_tokens_are_estimated_if_the_model_reports_none():
     counted = []
     count = lambda text: counted.append(text) or -(-len(text) // 4)  # noqa: E731
     client = LLMClient(Scripted("[2] > [1]"), tokenizer=count)
@@ -50,7 +50,7 @@ def test_tokens_are_counted_here_where_the_model_reports_none():
     assert RankGPT(client).ledger is client.ledger
 
 
-def test_estimate_asks_nothing_and_equals_the_cost_of_the_run():
+def test_estimate_sends_nothing_and_equals_the_cost_of_the_run():
     model, run = Scripted(oracle), candidates(queries=3)
     client = LLMClient(model, prices=Prices(1.0, 4.0))
     ranker = RankGPT(client, shuffles=2)
@@ -77,7 +77,7 @@ def test_estimate_has_no_cost_without_prices(make):
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("reported", [True, False])
-def test_max_cost_holds_over_restarts_and_nothing_is_paid_twice(tmp_path, concurrency, reported):
+def test_max_cost_includes_earlier_runs_and_nothing_is_paid_twice(tmp_path, concurrency, reported):
     run = candidates(queries=40, documents=2)
     model = Scripted(lambda m: time.sleep(0.002) or (Reply(oracle(m), 80, 9) if reported else oracle(m)))
 
@@ -116,7 +116,7 @@ def test_the_cost_of_another_model_in_the_cache_does_not_count(tmp_path):
         ask("one", "??")
 
 
-def test_max_cost_of_zero_asks_nothing():
+def test_max_cost_of_zero_allows_no_call():
     with pytest.raises(SpendCapError):
         RankGPT(LLMClient(Scripted(AssertionError("asked")), prices=Prices(1, 1), max_cost=0))(candidates(documents=2))
 

@@ -100,7 +100,7 @@ def oracle_of(value):
 
 @each_of_all
 @given(n=st.integers(2, 130), seed=st.integers(0, 9), p=st.sampled_from([0.0, 0.2, 0.5]), failing=st.booleans())
-def test_any_answers_make_a_ranking_within_the_estimate(schedule, n, seed, p, failing):
+def test_any_answers_give_a_ranking_within_the_estimated_calls(schedule, n, seed, p, failing):
     if isinstance(schedule, PairwiseAll):
         n = min(n, 40)
     rng, value = random.Random(seed), random_worth(n, seed)
@@ -195,7 +195,7 @@ def test_nan_free_bottom_puts_documents_of_a_failed_prompt_last(schedule):
     assert sorted(scores[scores > 0]) == list(range(1 + (scores == 0).sum(), 10))
 
 
-def test_contradicting_pairwise_answers_keep_the_order():
+def test_contradictory_pairwise_answers_keep_the_order():
     first_shown = lambda group: group  # noqa: E731 - always prefers what it sees first
     assert play(PairwiseAll(), 6, first_shown)[0] == list(range(6))
     assert play(PairwiseBubble(3), 6, first_shown)[0] == list(range(6))
@@ -266,7 +266,7 @@ class OneByOne(Schedule):
         return min(self.k, n - 1)
 
 
-def test_rankgpt_follows_a_schedule_of_ones_own():
+def test_rankgpt_accepts_a_custom_schedule():
     ranker = RankGPT(oracle, schedule=OneByOne())
     out = ranker(candidates(documents=9, shuffle=1))
     assert worth(out.sort_values("rank")).tolist() == [8, 7, 6, 0, 1, 2, 3, 4, 5]

@@ -136,7 +136,7 @@ REFUSALS = (
 
 @pytest.mark.parametrize("n", [2, 3, 4, 20])
 @pytest.mark.parametrize("reply", REFUSALS)
-def test_a_refusal_that_quotes_the_form_is_no_ranking(reply, n):
+def test_a_refusal_that_quotes_the_request_is_not_a_ranking(reply, n):
     assert parse_ranking(reply, n) is None
 
 

@@ -31,7 +31,7 @@ def count_cats(messages) -> str:
     return " > ".join(f"[{number}]" for number, _ in documents)
 
 
-def test_preselect_does_not_warn_of_truncation():
+def test_preselect_causes_no_truncation_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", TruncationWarning)
         RankGPT(count_cats, preselect=ld.BM25Windows(2), windows=SENTENCES)(FRAME)
@@ -86,7 +86,7 @@ def test_max_doc_len_takes_the_best_passages_first(tokenizer):
     assert "A cat purrs." in texts(model.asked[0])[1]
 
 
-def test_long_documents_get_the_tokens_that_short_ones_leave():
+def test_long_documents_use_the_tokens_that_short_ones_leave():
     model = Scripted(count_cats)
     prompt = ListwisePrompt("single", system="")
     ranker = RankGPT(model, preselect=ld.FirstK(1000), windows=SENTENCES, max_prompt_tokens=1000, prompt=prompt)
@@ -138,7 +138,7 @@ def test_no_prompt_is_longer_than_max_prompt_tokens(found, budget, selector, max
 
 
 @given(TEXT, st.integers(1, 12), st.sampled_from(["cat", "a b"]))
-def test_an_excerpt_is_the_text_with_marks_where_it_is_cut(text, k, query):
+def test_an_excerpt_is_the_text_with_marks_for_omitted_parts(text, k, query):
     assume("[...]" not in text)
     passages = best_passages(ld.BM25Windows(k), SENTENCES, [(query, text)])[query, text]
     assert len(passages.spans) == len(passages.best) <= k

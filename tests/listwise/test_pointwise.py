@@ -56,7 +56,7 @@ def test_the_input_is_unchanged_and_its_index_kept():
     assert run.equals(before)
 
 
-def test_equal_rows_are_asked_about_once():
+def test_equal_rows_share_one_prompt():
     client = LLMClient(judge)
     assert Pointwise(client)(candidates(documents=4).loc[[0, 0, 3]])["score"].nunique() == 2
     assert len(client.ledger.calls) == 2
@@ -88,7 +88,7 @@ def test_the_prompt_names_the_scale_of_the_grades():
 
 
 @pytest.mark.parametrize(("grades", "model"), [(None, only_yes_for_2), (4, in_words)])
-def test_replies_without_the_tokens_that_are_needed_raise(grades, model):
+def test_replies_without_the_needed_tokens_raise(grades, model):
     with pytest.raises(UnreadableReplyError, match="'q0'"):
         Pointwise(model, grades=grades)(candidates(documents=4))
 
@@ -138,7 +138,7 @@ def test_no_prompt_is_longer_than_max_prompt_tokens_and_estimate_counts_them(lon
     assert ranker.estimate(long_run).input_tokens == sum(tokens)
 
 
-def test_coverage_names_preselect_for_what_was_not_shown(long_run):
+def test_coverage_names_preselect_as_the_cause_of_omitted_text(long_run):
     ranker = preselecting(judge)
     ranker(long_run)
     assert list(ranker.coverage.cut) == [f"preselect={ranker.preselect!r}"]

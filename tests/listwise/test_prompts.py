@@ -65,7 +65,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_cut_text_has_exactly_the_tokens_that_fit(kind):
+def test_a_truncated_text_has_exactly_the_tokens_that_fit(kind):
     tokens = Tokens(TOKENIZERS[kind])
     text = "the old cat, the dog and the river. " * 50
     for limit in (1, 7, 100):

@@ -99,7 +99,7 @@ def test_any_frame_is_ranked(rows):
 # PyTerrier.
 
 
-def test_pyterriers_own_test_case_passes():
+def test_the_test_case_of_pyterrier_passes():
     case = pt.testing.transformer_test_class(lambda: reporting(nobody))
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
@@ -107,7 +107,7 @@ def test_pyterriers_own_test_case_passes():
     assert not outcome.failures + outcome.errors
 
 
-def test_pyterrier_can_inspect_it_without_a_call():
+def test_pyterrier_can_inspect_rankgpt_without_a_call():
     ranker = reporting(nobody)
     assert pt.inspect.transformer_inputs(ranker) == [["qid", "docno", "query", "text"]]
     columns = pt.inspect.transformer_outputs(ranker, ["qid", "query", "docno", "text"])

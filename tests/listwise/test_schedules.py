@@ -110,7 +110,7 @@ def test_report_counts_missing_duplicate_and_unknown_documents_of_each_query():
 # Permutation self-consistency.
 
 
-def test_shuffles_average_out_a_bias_for_the_first_place():
+def test_shuffles_average_out_a_positional_bias():
     asked = []
 
     def biased(messages):
@@ -176,7 +176,7 @@ def test_max_prompt_tokens_shortens_the_longest_documents(budget):
         ({}, 1000, "the server"),
     ],
 )
-def test_coverage_counts_what_each_limit_cut(limits, room, second):
+def test_coverage_counts_the_tokens_truncated_by_each_limit(limits, room, second):
     def model(messages):
         if sum(lengths(messages)) > room:
             raise ContextOverflowError("too long")
@@ -209,6 +209,6 @@ def test_a_prompt_that_is_too_long_for_the_server_is_shortened():
     assert len(model.asked) < 8
 
 
-def test_a_server_that_finds_every_prompt_too_long_is_an_error():
+def test_an_error_is_raised_if_every_prompt_is_too_long_for_the_server():
     with pytest.raises(ContextOverflowError):
         RankGPT(Scripted(ContextOverflowError("always")))(LONG)

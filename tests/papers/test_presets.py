@@ -28,8 +28,8 @@ def build(name: str, **arguments):
     return ld.presets[name](**llm, **arguments)
 
 
-def test_an_unknown_preset_is_answered_with_known_ones():
-    with pytest.raises(KeyError, match=r"'max-p' among firstp, .* maxp,"):
+def test_an_unknown_preset_is_refused_with_the_known_names():
+    with pytest.raises(KeyError, match=r"'max-p' .* maxp,"):
         ld.presets["max-p"]
 
 
@@ -47,13 +47,13 @@ def test_arguments_of_a_preset_can_be_changed(name):
 
 
 @pytest.mark.parametrize("name", [name for name in ld.presets if name not in names("RankGPT")])
-def test_queries_have_the_papers_32_tokens(name):
+def test_queries_have_32_tokens_as_in_the_paper(name):
     # A bi-encoder's lengths include [CLS] and [SEP].
     assert build(name).max_query_len == (30 if name in names("BiEncoder") else 32)
 
 
 @pytest.mark.parametrize("name", names("MaxP", "SumP", "PARADE", "LateIR"))
-def test_windows_are_the_papers_150_tokens(name):
+def test_windows_have_150_tokens_as_in_the_paper(name):
     model, preset = build(name), ld.presets[name]
     by_75 = name in ("parade-attn-deberta", "parade-pretr-l6", "parade-lateir-l6")
     assert (model.window_size, model.stride) == (150, 75 if by_75 else 100)
@@ -61,19 +61,19 @@ def test_windows_are_the_papers_150_tokens(name):
 
 
 @pytest.mark.parametrize("name", names("AvgP", "CEDR", "NeuralModel1"))
-def test_chunks_are_the_papers_477_tokens(name):
+def test_chunks_have_477_tokens_as_in_the_paper(name):
     assert build(name).window_size == 477
 
 
 @pytest.mark.parametrize(
     "name", [name for name, preset in ld.presets.items() if "electra" in preset.arguments.get("backbone", "")]
 )
-def test_electra_has_no_classification_head(name):
+def test_electra_presets_use_no_classification_head(name):
     assert build(name).pooling == "cls"
 
 
 @pytest.mark.parametrize("name", [name for name, preset in ld.presets.items() if preset.epochs not in (None, 1)])
-def test_epochs_are_the_papers(name):
+def test_epochs_are_those_of_the_paper(name):
     """The paper names two rows alone that are trained for more than one epoch."""
     preset = ld.presets[name]
     assert build(name).training.epochs == preset.epochs
@@ -95,7 +95,7 @@ def test_the_partner_is_the_firstp_of_the_same_backbone_and_layout(name):
 
 
 @pytest.mark.parametrize("name", [name for name in names("LongP") if ld.presets[name].partner in names("LongP")])
-def test_longp_and_its_partner_differ_in_max_doc_len_alone(name):
+def test_longp_and_its_partner_only_differ_in_max_doc_len(name):
     preset, partner = ld.presets[name], ld.presets[ld.presets[name].partner]
     assert partner.arguments["max_doc_len"] == FIRST
     assert {**partner.arguments, "max_doc_len": WHOLE} == preset.arguments
@@ -151,7 +151,7 @@ AGGREGATED = {
 
 
 @pytest.mark.parametrize("name", AGGREGATED)
-def test_as_published_scores_windows_of_padding_too(name, all_windows):
+def test_as_published_also_scores_windows_of_padding(name, all_windows):
     model = ld.presets[name](as_published=True, backbone=tiny.encoder(None), **SMALL)
     assert model.windows == ld.FixedGrid(20, 10, 52)
     head = model.model.head
@@ -174,7 +174,7 @@ def test_as_published_scores_windows_of_padding_too(name, all_windows):
 
 
 @pytest.mark.parametrize("row", _NOT_AS_PUBLISHED)
-def test_a_preset_that_cannot_be_had_as_published_says_why(row):
+def test_as_published_is_refused_with_the_reason_for_other_presets(row):
     (name,) = [name for name, preset in ld.presets.items() if preset.row == row]
     with pytest.raises(ValueError, match=re.escape(_NOT_AS_PUBLISHED[row])):
         ld.presets[name](as_published=True)
@@ -191,7 +191,7 @@ def test_as_published_changes_nothing_for_models_of_one_window(name):
     assert repr(ld.presets[name](as_published=True)) == repr(ld.presets[name]())
 
 
-def test_the_table_has_the_papers_values():
+def test_the_table_has_the_values_of_the_paper():
     table = ld.presets.table().set_index("name")
     assert table.index.tolist() == list(ld.presets)
     row = table.loc["parade-attn-electra"]

@@ -103,7 +103,7 @@ def test_a_missing_column_is_refused_before_a_worker_is_started(cross_encoder):
     assert not distributed.executor._actors
 
 
-def test_pyterriers_own_test_case_passes(cross_encoder):
+def test_the_test_case_of_pyterrier_passes(cross_encoder):
     fresh = ld.distributed(systems.make("MaxP", cross_encoder), workers=2, gpus_per_worker=0)
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(pt.testing.transformer_test_class(lambda: fresh)).run(outcome)
