@@ -1,8 +1,8 @@
 """Transformer rerankers for long documents in PyTerrier.
 
-`import pyterrier_longdoc as ld` imports neither torch nor transformers: the public names below are
-looked up on first use (PEP 562), so that a notebook that only builds a pipeline starts at once.
-Other names are imported from their sub-package: `from pyterrier_longdoc.training import k_fold_fit`.
+`import pyterrier_longdoc as ld` is fast, because it imports neither torch nor transformers: the public names below are
+loaded on first use (PEP 562). Import other names from their sub-packages:
+`from pyterrier_longdoc.training import k_fold_fit`.
 """
 
 from __future__ import annotations

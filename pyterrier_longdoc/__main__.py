@@ -1,11 +1,11 @@
-"""The demo: why one reads long documents to their end, in two tables and one picture, offline.
+"""The demo: why long documents should be read to the end, in two tables and a figure, offline.
 
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
-Without arguments it does two things, with the documentation of the installed Python packages and this package's own
-models. It reranks docstrings with FirstP, MaxP, PARADE, MaxSim and BM25 + MaxP + MaxSim, and tests them against BM25.
-Then it puts the passage that answers a query early into a document, anywhere or far, and tests FirstP and MaxP against
-chance.
+Without arguments, it uses the documentation of the installed Python packages and the models of this package. The first
+part reranks docstrings with FirstP, MaxP, PARADE, MaxSim and BM25 + MaxP + MaxSim, and tests them against BM25. The
+second part places the passage that answers a query early, anywhere or far into a document, and tests FirstP and MaxP
+against chance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .common.presentation import percent
 from .experiment import Experiment, ExperimentResults, ExperimentWarning
 
 MOVED_SHARE, MOVED_DEPTH = 1 / 3, 5
-"""Share of topics, and documents per topic, of the second part, whose effects are large."""
+"""Share of topics and documents per topic in the second part, where few are enough because effects are large."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,24 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.output)
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
     models = demo.rerankers(args.backbone, out / "scores.sqlite")
-    _ = models["FirstP"].model  # or else a misspelt backbone would cost the scores of an earlier job
+    _ = models["FirstP"].model  # fails for a misspelt backbone before scores of an earlier job are deleted
     if not args.resume:
         (out / "scores.sqlite").unlink(missing_ok=True)
     with warnings.catch_warnings():
-        # The output reports unread text and doubtful numbers, once.
+        # The output already reports unread text and failed checks.
         warnings.simplefilter("ignore", TruncationWarning)
         warnings.simplefilter("ignore", ExperimentWarning)
         natural = _run_natural(args, dataset, models, out / "natural")
         moved = None if args.collection else _run_moved(args, models, out)
     demo.draw(natural, moved).savefig(out / "comparison.png", dpi=150)
     if moved is None:
-        print("(There is no second part: only the docstrings have known places of relevant passages.)")
+        print("(There is no second part: only the docstrings have known positions of relevant passages.)")
     print(f"\nruns, tables and comparison.png are in {out}/")
     return 0
 
 
 def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
-    """Run the first part: BM25, the models and the sum on documents as they are."""
+    """Run the first part: BM25, the models and the sum on the original documents."""
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = demo.first_stage(dataset, Path(scratch) / "index", args.depth)
         pool = dataset.get_topics()
@@ -78,7 +78,7 @@ def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, An
 
 
 def _run_moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> PositionEffectiveness:
-    """Run the second part: FirstP and MaxP on the same documents but for the place of the relevant passage."""
+    """Run the second part: FirstP and MaxP on documents that only differ in the position of the relevant passage."""
     collection: Any = pt.get_dataset("longdoc:docstrings-far")
     topics = _sample(collection.get_topics(), math.ceil(args.queries * MOVED_SHARE), args.seed)
     moved_models = {name: models[name] for name in ("FirstP", "MaxP")}
@@ -102,14 +102,14 @@ def _run_moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -
 
 
 def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
-    """Draw `number` topics; 0 takes all."""
+    """Draw `number` topics; 0 for all."""
     if not 0 < number < len(topics):
         return topics
     return topics.sample(number, random_state=seed).sort_values("qid").reset_index(drop=True)
 
 
 def _report(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[ExperimentResults]) -> None:
-    """Print a table, how much of the documents was read for it, and what makes it doubtful."""
+    """Print a table, how much of the documents each model read, and failed checks."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
     for name, model in models.items():
         coverage, share = model.coverage, percent(model.coverage.share_read, 0)
@@ -122,32 +122,32 @@ def _report(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[Ex
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pyterrier_longdoc",
-        description="Why one reads long documents to their end, in two tables and one picture.",
+        description="Why long documents should be read to the end, in two tables and a figure.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
-    parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    topics = "topics to sample, for the second part a third as many; 0 takes all (default 100)"
+    parser.add_argument("--backbone", help="cross-encoder, name or folder, instead of the packaged ones")
+    topics = "topics to sample, a third of them for the second part; 0 for all (default 100)"
     parser.add_argument("--queries", type=int, default=100, help=topics)
-    depth = f"documents to rerank per topic (default 7; the second part takes {MOVED_DEPTH})"
+    depth = f"documents to rerank per topic (default 7; {MOVED_DEPTH} in the second part)"
     parser.add_argument("--depth", type=int, default=7, help=depth)
-    baseline = "system that the others are tested against (default BM25)"
+    baseline = "system against which the others are tested (default BM25)"
     parser.add_argument("--baseline", default="BM25", choices=("BM25", *demo.MODELS, demo.SUM), help=baseline)
-    parser.add_argument("--output", default="longdoc-demo", help="folder for runs, tables and picture")
-    parser.add_argument("--resume", action="store_true", help="keep the scores that an interrupted job has computed")
-    parser.add_argument("--seed", type=int, default=42, help="of the samples of topics and documents (default 42)")
+    parser.add_argument("--output", default="longdoc-demo", help="folder for runs, tables and the figure")
+    parser.add_argument("--resume", action="store_true", help="reuse the scores of an interrupted job")
+    parser.add_argument("--seed", type=int, default=42, help="random seed of the samples (default 42)")
     args = parser.parse_args(argv)
     if args.queries < 0 or args.depth < 1:
-        parser.error(f"least are --queries 0 and --depth 1, not {args.queries} and {args.depth}")
+        parser.error(f"--queries must be at least 0 and --depth at least 1, not {args.queries} and {args.depth}")
     if args.resume and not (Path(args.output) / "scores.sqlite").is_file():
-        parser.error(f"there is nothing to --resume: {args.output} has no scores of an earlier job")
+        parser.error(f"--resume needs the scores of an earlier job, but {args.output} has none")
     return args
 
 
 EXAMPLES = """examples:
-  python -m pyterrier_longdoc                                    all of it, in about five minutes
-  python -m pyterrier_longdoc --queries 200 --depth 20 --resume  more topics and documents; scores so far are kept
+  python -m pyterrier_longdoc                                    both parts, in about five minutes
+  python -m pyterrier_longdoc --queries 200 --depth 20 --resume  more topics and documents; earlier scores are reused
   python -m pyterrier_longdoc --collection my-collection         your own documents, topics and judgements
   python -m pyterrier_longdoc --backbone cross-encoder/ms-marco-MiniLM-L6-v2
 """

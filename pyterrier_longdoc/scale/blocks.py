@@ -1,4 +1,4 @@
-"""Blocks of whole queries: how candidates, in memory or in files, are divided into them and reranked."""
+"""Divide candidates, in memory or in files, into blocks of whole queries, and rerank the blocks."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from ..common.frames import as_strings, check_columns, check_qids, field_names, 
 from ..common.key import description
 from ..common.runs import frame_digest, run_parts, stages_of, substages
 
-BLOCK_ROWS = 100  # lost by a kill; the work of a worker at a time
-_MOST_BLOCKS = 10_000  # files in a folder
+BLOCK_ROWS = 100  # the unit of work of a worker, and what is lost if the job is killed
+_MOST_BLOCKS = 10_000  # maximum number of files in a folder
 
 _TERMS = {
     "term_scores": {"token": "string", "part": "float64"},
     "term_places": {"token": "string", "start": "int64", "end": "int64", "part": "float64"},
 }
-"""The columns of an explanation whose tuples are of several types, with the fields that these are written as."""
+"""Explanation columns with tuples of mixed types, and the fields as which they are written."""
 
 _PART_ROWS = 200_000
-_PART_BYTES = 32 * 2**20  # of a Parquet file, whose rows may be documents
+_PART_BYTES = 32 * 2**20  # for Parquet files, whose rows can be documents
 
 
 def map_here(
     function: Callable[[Any, Any], Any], shared: Any, items: Iterable[tuple[Any, Any]]
 ) -> Iterator[tuple[Any, Any]]:
-    """Do in this process what the `map` of an executor does elsewhere."""
+    """Do the work of an executor's `map` in this process."""
     return ((key, function(shared, item)) for key, item in items)
 
 
 def transformed(transformer: pt.Transformer, frame: pd.DataFrame) -> tuple[pd.DataFrame, Coverage | None]:
-    """Return the results of a block, and the coverage of the pipeline's last model."""
+    """Return the results of a block and the coverage of the last model in the pipeline."""
     out = transformer.transform(frame)
     coverages = [getattr(stage, "coverage", None) for stage in stages_of(transformer)]
     return out, next((each for each in reversed(coverages) if isinstance(each, Coverage)), None)
 
 
 class SentTexts(pt.Transformer):
-    """Stands on a worker for a text loader that cannot be sent, and has the texts of one block's candidates.
+    """Replaces, on a worker, a text loader that cannot be sent; holds the texts of the candidates of one block.
 
     Args:
         loader: the description of the text loader; None if it has none.
@@ -59,13 +59,13 @@ class SentTexts(pt.Transformer):
         self.rows = pd.DataFrame({"qid": [], "docno": []})
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that are candidates of the block, with their texts."""
+        """Add the texts to the rows that are candidates of the block."""
         keys = [name for name in ("qid", "docno") if name in inp.columns]
         others = [name for name in inp.columns if name in keys or name not in self.rows.columns]
         return inp[others].merge(self.rows.drop_duplicates(keys).drop(columns={"qid"} - {*keys}), on=keys)
 
     def describe(self) -> dict[str, Any]:
-        """Return the loader's description."""
+        """Return the description of the loader."""
         if self.loader is None:
             raise ValueError("the text loader may change unnoticed")
         return {"loader": self.loader}
@@ -75,7 +75,7 @@ class SentTexts(pt.Transformer):
 
 
 def describe_or_problem(value: Any, _: None = None) -> tuple[Any, str]:
-    """Return the description of a pipeline or loader, or None and why there is none; may be called on a worker."""
+    """Return the description of a pipeline or loader, or None and the reason; can be called on a worker."""
     try:
         return description(value), ""
     except ValueError as error:
@@ -83,25 +83,25 @@ def describe_or_problem(value: Any, _: None = None) -> tuple[Any, str]:
 
 
 def is_picklable(value: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bool:
-    """Return whether another process can get it."""
+    """Return whether a value can be sent to another process."""
     try:
         dumps(value)
-    except Exception:  # noqa: BLE001 - whatever its `__reduce__` raises
+    except Exception:  # noqa: BLE001 - `__reduce__` can raise anything
         return False
     return True
 
 
 def loader_of(stage: pt.Transformer) -> Any:
-    """Return the `text_loader` of a model, None without one; indices have a method of this name."""
+    """Return the `text_loader` of a model; None for other stages, such as an index with a method of this name."""
     return vars(stage).get("text_loader") if hasattr(stage, "text_field") else None
 
 
 def map_elsewhere(
     executor: Any, function: Callable[[Any, Any], Any], pipeline: pt.Transformer, items: Iterable[tuple[Any, Any]]
 ) -> Iterator[tuple[Any, Any]]:
-    """Call `function(pipeline, block)` on the workers of an executor for each `(key, block)`; a block may be None.
+    """Call `function(pipeline, block)` on the workers of an executor for each `(key, block)`; a block can be None.
 
-    Where a `text_loader` cannot be sent, the texts of a block are loaded here, when a worker is free for it.
+    If a `text_loader` cannot be sent, the texts of a block are loaded in this process once a worker is free.
     """
     can_send = getattr(executor, "can_send", is_picklable)
     stages = {id(stage): stage for stage in stages_of(pipeline)}
@@ -109,7 +109,7 @@ def map_elsewhere(
     if not models:
         yield from executor.map(function, pipeline, items)
         return
-    # Operators are copied, all other stages are the same, with their weights.
+    # Operators are copied; other stages are shared, with their weights.
     twins = {key: stage for key, stage in stages.items() if not list(substages(stage))}
     for key, model in models.items():
         twins[key] = twin = copy.copy(model)
@@ -124,20 +124,20 @@ def map_elsewhere(
 
 
 def _texts(model: Any, block: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return the text of each candidate; None if the block has it, or is None."""
+    """Return the texts of the candidates; None if the block is None or already has them."""
     fields = field_names(model.text_field)
     if block is None or set(fields) <= set(block.columns):
         return None
     if "docno" not in block.columns:
         raise TypeError(
-            f"the text_loader of {model!r} cannot be sent to workers, and texts are loaded here for candidates alone: "
-            f"put the retriever before what is distributed, e.g. bm25 >> ld.distributed(model, workers=2)"
+            f"the text_loader of {model!r} cannot be sent to workers, so texts are only loaded for candidates: put the "
+            f"retriever before the distributed model, e.g. bm25 >> ld.distributed(model, workers=2)"
         )
     return with_text(block, fields, loader_of(model))[["qid", "docno", *fields]].drop_duplicates(["qid", "docno"])
 
 
 def _with_texts(pipeline: pt.Transformer, item: tuple[Callable[[Any, Any], Any], Any, list[Any]]) -> Any:
-    """Call a function on a worker, where each `SentTexts` has got its texts."""
+    """Call a function on a worker after passing each `SentTexts` its texts."""
     function, block, texts = item
     loaders = {id(loader): loader for loader in map(loader_of, stages_of(pipeline)) if isinstance(loader, SentTexts)}
     for loader, rows in zip(loaders.values(), texts, strict=True):
@@ -147,7 +147,7 @@ def _with_texts(pipeline: pt.Transformer, item: tuple[Callable[[Any, Any], Any],
 
 
 def blocks_of(qids: pd.Series, block_rows: int) -> list[np.ndarray]:
-    """Return the places of each block's rows, query by query in the order of their first rows."""
+    """Return the row positions of each block, query by query in the order of their first rows."""
     queries, _ = pd.factorize(as_strings(qids), use_na_sentinel=False)
     counts = np.bincount(queries)
     ends = np.cumsum(np.bincount(_block_numbers(counts, block_rows), weights=counts).astype(int))
@@ -155,7 +155,7 @@ def blocks_of(qids: pd.Series, block_rows: int) -> list[np.ndarray]:
 
 
 def _block_numbers(counts: Iterable[int], block_rows: int) -> list[int]:
-    """Return the block of each query: queries fill a block until it has so many rows."""
+    """Return the block of each query; queries fill a block until it has `block_rows` rows."""
     numbers, block, rows = [], 0, 0
     for count in counts:
         numbers.append(block)
@@ -166,7 +166,7 @@ def _block_numbers(counts: Iterable[int], block_rows: int) -> list[int]:
 
 
 class Candidates:
-    """A run to rerank, in memory or in files, and the topics: `qid` and the columns that the run lacks."""
+    """A run to rerank, in memory or in files, and topics with `qid` and columns missing from the run."""
 
     def __init__(self, run: pd.DataFrame | str | Path, topics: pd.DataFrame | None) -> None:
         self.topics = topics
@@ -180,21 +180,21 @@ class Candidates:
         else:
             self.files = sorted(Path(run).glob("*.parquet")) if Path(run).is_dir() else [Path(run)]
             if not self.files:
-                raise FileNotFoundError(f"folder {str(run)!r} has no Parquet files (*.parquet)")
+                raise FileNotFoundError(f"run={str(run)!r} is a folder without Parquet files (*.parquet)")
 
     def parts(self) -> Iterator[pd.DataFrame]:
-        """Yield the rows in parts that fit into memory, with their queries; ids are strings."""
+        """Yield the rows with their queries in parts that fit into memory; ids are strings."""
         return map(self._with_queries, self._read()) if self.frame is None else iter([self.frame])
 
     def digests(self) -> dict[str, Any]:
-        """Return digests of candidates and topics, which tell them from others."""
+        """Return digests that identify the candidates and topics."""
         candidates = list(map(file_digest, self.files)) if self.frame is None else frame_digest(self.frame)
         return {"candidates": candidates, "topics": None if self.topics is None else frame_digest(self.topics)}
 
     def divide(self, folder: Path) -> list[int]:
-        """Return the number of rows of each block; candidates in files are written there, a file for each block.
+        """Return the number of rows of each block; candidates from files are written to the folder, one file per block.
 
-        Of these only the ids of queries are all in memory at once.
+        Only the query ids of these are all in memory at once.
         """
         if self.frame is not None:
             return [len(places) for places in self._places]
@@ -204,7 +204,7 @@ class Candidates:
             counts.update(qids.groupby(qids, sort=False).size().to_dict())
         numbers = _block_numbers(counts.values(), _size_of_block(counts.total()))
         block_of = dict(zip(counts, numbers, strict=True))
-        for file in folder.glob("*.arrow"):  # of a process that was killed
+        for file in folder.glob("*.arrow"):  # from a killed process
             file.unlink()
         folder.mkdir(exist_ok=True)
         for part in self.parts():
@@ -212,15 +212,15 @@ class Candidates:
         return np.bincount(numbers, weights=list(counts.values())).astype(int).tolist()
 
     def block(self, number: int, rows: int, folder: Path) -> pd.DataFrame:
-        """Return a block of so many rows, from the files of `divide` if candidates are in files."""
+        """Return a block of `rows` rows, from the files of `divide` if the candidates are in files."""
         if self.frame is None:
             file = _candidate_file(folder, number)
             try:
                 block = _read_block(file)
             except (OSError, ValueError) as error:
-                raise ValueError(f"{file} is damaged: choose a new folder, and begin anew ({error})") from error
+                raise ValueError(f"{file} is damaged: start again in a new folder ({error})") from error
             if len(block) != rows:
-                raise ValueError(f"{file} is damaged: choose a new folder, and begin anew")
+                raise ValueError(f"{file} is damaged: start again in a new folder")
         else:
             block = self.frame.iloc[self._places[number]].reset_index(drop=True)
         return pt.model.add_ranks(block) if "score" in block.columns and "rank" not in block.columns else block
@@ -241,7 +241,7 @@ class Candidates:
         if self.topics is None:
             return part
         if "query" in part.columns:
-            raise ValueError("topics= would have no effect, as the candidates have queries: leave one of them out")
+            raise ValueError("topics= has no effect, because the candidates have queries: leave one of them out")
         unknown = part.loc[~part["qid"].isin(self.topics["qid"]), "qid"].unique()
         if len(unknown):
             raise ValueError(f"topics lack {len(unknown)} qids of the candidates, e.g. {unknown[0]!r}")
@@ -262,7 +262,7 @@ def _parquet_parts(path: Path, columns: list[str] | None) -> Iterator[pd.DataFra
 
 
 def _append(part: pd.DataFrame, blocks: np.ndarray, folder: Path) -> None:
-    """Append each row to the file of its block, as an Arrow stream behind those in the file."""
+    """Append each row to the file of its block, as another Arrow stream."""
     pa = arrow()
     order = np.argsort(blocks, kind="stable")
     table = as_table(part.iloc[order])
@@ -285,14 +285,14 @@ def _candidate_file(folder: Path, number: int) -> Path:
 
 
 def arrow(part: str = "") -> Any:
-    """Return pyarrow, or a part of it; raise ImportError if it is missing."""
+    """Import pyarrow or a part of it; raise ImportError if it is missing."""
     return import_extra(f"pyarrow.{part}".rstrip("."), "disk", "runs on disk are Parquet files, which need pyarrow")
 
 
 def as_table(frame: pd.DataFrame) -> Any:
-    """Return the rows as an Arrow table, without index; refuse dictionaries: Arrow would merge their keys.
+    """Return the rows as an Arrow table without index; refuse dictionaries, because Arrow would merge their keys.
 
-    Halves of surrogate pairs, which Arrow does not take, are question marks, as for the models.
+    Lone surrogates, which Arrow refuses, become question marks, as for the models.
     """
     pa = arrow()
     terms = [name for name in frame.columns if name in _TERMS]
@@ -312,21 +312,21 @@ def as_table(frame: pd.DataFrame) -> Any:
 
 
 def _valid(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with question marks for halves of surrogate pairs; refuse these in ids."""
+    """Replace lone surrogates by question marks; refuse them in ids."""
     columns = {}
     for name in frame.columns[[dtype.kind == "O" for dtype in frame.dtypes]]:
         values = frame[name].tolist()
         valid = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
         if name in ("qid", "docno") and valid != values:
-            raise ValueError(f"column {name!r} holds half of a surrogate pair, which cannot be written: rename it")
+            raise ValueError(f"column {name!r} has a lone surrogate, which cannot be written: rename the id")
         columns[name] = pd.Series(valid, index=frame.index, dtype=object)
     return frame.assign(**columns)
 
 
 def as_frame(table: Any) -> pd.DataFrame:
-    """Return the rows of a table; sequences are lists, and integers stay integers beside missing values.
+    """Return the rows of a table; sequences are lists, and columns with missing values keep their integers.
 
-    Only `features` are arrays, which learning to rank needs.
+    Only `features` are arrays, as learning to rank requires.
     """
     pa = arrow()
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)

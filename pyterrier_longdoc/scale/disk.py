@@ -1,4 +1,4 @@
-"""Reranking on disk: a Parquet file for each block of queries, in shards, going on after a kill."""
+"""Rerank on disk: one Parquet file per block of queries, in shards, with continuation after interruptions."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ..common.runs import run_lines
 from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
 
 _FORMAT = 4
-"""Part of every manifest; raise it when the same job would give other files."""
+"""Part of every manifest; increment it when the same job would write different files."""
 
 _CANDIDATES, _BLOCKS, _MANIFEST = "candidates", "blocks", "manifest.json"
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a call of `rerank_to_disk`.
+    """The work done by a call of `rerank_to_disk`.
 
     Attributes:
-        rows: number of rows that it scored.
-        rows_before: number of rows of its shard that were scored before.
-        coverage: how much the pipeline's last model of this package read of the scored rows; None without one.
+        rows: the number of scored rows.
+        rows_before: the number of rows of the shard that had been scored before.
+        coverage: how much of the scored rows the last model of this package in the pipeline read; None without one.
     """
 
     rows: int
@@ -57,40 +57,41 @@ def rerank_to_disk(
 ) -> Work:
     """Rerank candidates that need not fit into memory, and write the results to a folder block by block.
 
-    A block is one query, or several until they have 100 rows (more where that would make more than 10,000 blocks).
-    Blocks go through the pipeline one by one, and each finished block is a Parquet file. After a kill the same call
-    continues: finished blocks stay, and the open one is scored anew (a model with `score_cache=` repeats only its last
-    two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`. Halves
-    of surrogate pairs, which files cannot hold, are written as the question marks that models read.
+    A block is one query, or several until they have 100 rows (or more rows, to limit the number of blocks to 10,000).
+    The pipeline processes the blocks one by one and writes each as a Parquet file. After an interruption, the same call
+    continues: finished blocks are kept, and the current one is scored again (a model with `score_cache=` only repeats
+    the last two seconds). Several processes, on one machine or on several with a shared file system, can divide the
+    work by `shard`. Lone surrogates, which files cannot store, are written as question marks, as models read them.
 
     Args:
-        pipeline: a reranker, or a pipeline that begins with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
-            model with `text_loader=` loads the texts of one block at a time and writes none of them.
-        run: candidates with `qid`, `docno` and any further columns: a frame; or the path of a TREC run, compressed or
-            not, in any order, or of a Parquet file or a folder of these. One process divides files into blocks, once,
-            in the folder.
-        out: the folder; new, empty, or of an earlier same call.
-        topics: `qid` and `query`, where the candidates have no column `query`.
-        shard: `(i, n)` takes every n-th block from the i-th on, i from 0.
-        executor: computes the blocks elsewhere: a `RayExecutor`, or an object with its method `map`.
-        verbose: show a progress bar of the shard's rows.
+        pipeline: a reranker, or a pipeline that starts with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
+            model with `text_loader=` loads the texts of one block at a time and does not write them.
+        run: candidates with `qid`, `docno` and any other columns: a frame, or the path of a TREC run (compressed or
+            not, in any order), of a Parquet file or of a folder of Parquet files. One process first divides files into
+            blocks in the folder.
+        out: the folder: new, empty, or from an earlier identical call.
+        topics: `qid` and `query`, if the candidates have no column `query`.
+        shard: `(i, n)` processes every n-th block from the i-th, starting at 0.
+        executor: computes the blocks on workers: a `RayExecutor`, or an object with its method `map`.
+        verbose: show a progress bar over the rows of the shard.
 
     Returns:
-        The number of rows, and how much the model read of them.
+        The number of rows, and how much of them the model read.
 
     Raises:
-        ValueError: if the folder is of another pipeline, other candidates or results with other columns; for
-            candidates without queries, and columns that cannot be written, such as dictionaries. A pipeline with user
-            code (a function, or a class of a script or notebook) may have changed, so its job is never continued.
-        FileExistsError: if the folder holds other files.
+        ValueError: if the folder has a job of another pipeline, other candidates or other result columns; for
+            candidates without queries and for columns that cannot be written, such as dictionaries. A job of a pipeline
+            with user code (a function, or a class of a script or notebook) is never continued, because the code could
+            have changed.
+        FileExistsError: if the folder has other files.
         FileNotFoundError: if there are no candidates at the path.
-        pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.
-        RuntimeError: if a block fails; the message names it and its queries. Finished blocks stay.
+        pt.validate.InputValidationError: if the candidates lack columns that the pipeline needs.
+        RuntimeError: if a block fails; the message names it and its queries. Finished blocks are kept.
     """
     arrow()
     check_type(pt.Transformer, "a transformer, e.g. ld.MaxP(...)", pipeline=pipeline)
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
-        raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0")
+        raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n shards, starting at 0")
     out, candidates = Path(out), Candidates(run, topics)
     columns = _columns(pipeline, next(candidates.parts(), pd.DataFrame()))
     rows = _begin(out, pipeline, candidates, columns, alone=shard[1] == 1)
@@ -107,29 +108,29 @@ def rerank_to_disk(
 
 
 def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "rerank_to_disk") -> Any:
-    """Put the blocks of `rerank_to_disk` together.
+    """Merge the blocks of `rerank_to_disk`.
 
-    Queries have the order of their first candidates. In a frame, the rows of a query have the order of the pipeline's
-    results, which is that of the candidates for the rerankers of this package; in a file, the order of their ranks.
+    Queries are in the order of their first candidates. The rows of a query are in the order of their ranks in a file,
+    and in the order of the pipeline's results in a frame (for rerankers of this package, that of the candidates).
 
     Args:
         out: the folder.
-        path: write a TREC run there, gzipped if it ends in `.gz`, with one block in memory at a time; None returns a
-            frame.
-        name: name of the system, in the last column of the file.
+        path: the path of a TREC run to write, gzipped if it ends in `.gz`, with one block in memory at a time; None
+            returns a frame.
+        name: the name of the system in the last column of the file.
 
     Returns:
-        A frame with all columns and a new index, in which `features` are arrays and other sequences lists; or the path.
+        The path; or a frame with all columns and a new index, in which `features` are arrays and other sequences lists.
 
     Raises:
-        FileNotFoundError: if that is no folder of `rerank_to_disk`, or some of its blocks are not finished.
-        ValueError: if a file is damaged, or a qid or docno contains white space, which a TREC run cannot hold.
+        FileNotFoundError: if this is not a folder of `rerank_to_disk`, or some of its blocks are not finished.
+        ValueError: if a file is damaged, or a qid or docno contains white space, which a TREC run does not allow.
     """
     out = Path(out)
     files = [_block_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} blocks are not finished, the first is {missing[0]}: {_way_on(out)}"
+            f"{len(missing)} of {len(files)} blocks are not finished, starting with {missing[0]}: {_way_on(out)}"
         )
     if path is not None:
         blocks = (_read(file, ["qid", "docno", "score", "rank"]) for file in files)
@@ -154,15 +155,15 @@ def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
 def _begin(
     out: Path, pipeline: pt.Transformer, candidates: Candidates, columns: dict[str, bool] | None, *, alone: bool
 ) -> list[int]:
-    """Begin a job, or compare it with the job in the folder; return the number of rows of each block.
+    """Start a job, or compare it with the job in the folder; return the number of rows of each block.
 
-    If several processes start at once, one begins the job while the others wait. A job without a key is done `alone`,
+    If several processes start at once, one starts the job while the others wait. A job without a key must run `alone`,
     in one call.
     """
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     foreign = [name for name in names if name != _CANDIDATES and not name.startswith(".")]
-    if foreign and not (out / _MANIFEST).is_file():  # checked last, as another process may write it at any moment
-        raise FileExistsError(f"{str(out)!r} holds other files ({', '.join(foreign[:5])}): choose a new folder")
+    if foreign and not (out / _MANIFEST).is_file():  # checked last, because another process can write it at any time
+        raise FileExistsError(f"out={str(out)!r} has other files ({', '.join(foreign[:5])}): choose a new folder")
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".lock"):
         manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
@@ -171,7 +172,7 @@ def _begin(
         except ValueError as error:
             if manifest is not None or not alone:
                 raise ValueError(
-                    f"{error}: such a pipeline reranks in one call, without shard=, into a new folder"
+                    f"{error}: such a pipeline must rerank in one call, without shard=, into a new folder"
                 ) from error
             pipeline_key = None
         job = None if pipeline_key is None else digest([_FORMAT, pipeline_key, candidates.digests(), columns])
@@ -180,21 +181,21 @@ def _begin(
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
         elif manifest.get("key") != job:
             raise ValueError(
-                f"{str(out)!r} has another job, of another pipeline, other candidates, topics or columns: choose a new "
+                f"out={str(out)!r} has another job, with another pipeline, candidates, topics or columns: choose a new "
                 f"folder"
             )
     return list(manifest["rows"])
 
 
 def _manifest_of(out: Path) -> dict[str, Any]:
-    """Return the key of the job in a folder, None if it cannot be continued, and the number of rows of each block."""
+    """Return the key of the job in a folder (None if it cannot be continued) and the number of rows of each block."""
     return dict(json.loads((out / _MANIFEST).read_text(encoding="utf-8")))
 
 
 def _way_on(out: Path) -> str:
     """Return how to finish the job in a folder, for messages."""
     if _manifest_of(out)["key"] is None:
-        return "start again in a new folder, because the pipeline has code that may change unnoticed"
+        return "start again in a new folder, because the pipeline has user code, which could have changed"
     return "repeat the call of rerank_to_disk for each shard"
 
 
@@ -205,7 +206,7 @@ def _block_file(out: Path, number: int) -> Path:
 def _write_blocks(
     pipeline: pt.Transformer, blocks: Iterator[tuple[int, pd.DataFrame]], executor: Any, out: Path
 ) -> Iterator[tuple[int, Coverage | None]]:
-    """Write the results of each block, whose queries keep their order; yield its number and coverage."""
+    """Write the results of each block with queries in their order; yield its number and coverage."""
     opened: dict[int, list[str]] = {}
     run, owner = map_here if executor is None else partial(map_elsewhere, executor), f"the results of {pipeline!r}"
 
@@ -220,7 +221,7 @@ def _write_blocks(
             result = result.assign(qid=as_strings(result["qid"]))
             places = {qid: place for place, qid in enumerate(opened[number])}
             if foreign := set(result["qid"]) - places.keys():
-                raise ValueError(f"{owner} have the qid {min(foreign)!r}, which the candidates lack")
+                raise ValueError(f"{owner} have the qid {min(foreign)!r}, which is not among the candidates")
             scores = numeric(result, "score", owner, "every result needs a score")
             scored = pt.model.add_ranks(result.assign(score=scores))
             table = as_table(scored.iloc[np.argsort(scored["qid"].map(places).to_numpy(), kind="stable")])
@@ -238,9 +239,9 @@ def _write_blocks(
 
 
 def _columns(pipeline: pt.Transformer, part: pd.DataFrame) -> dict[str, bool] | None:
-    """Return the columns of the results; None if only the first block tells.
+    """Return the columns of the results; None if they are unknown before the first block.
 
-    Raise InputValidationError if the pipeline lacks columns, ValueError if one of the candidates cannot be written.
+    Raises InputValidationError if the pipeline lacks columns, ValueError if a column cannot be written.
     """
     given = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
     columns = None

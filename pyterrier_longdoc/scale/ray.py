@@ -1,7 +1,7 @@
-"""Models on the actors of Ray: each holds one, and gets one block of whole queries after the other.
+"""Models on Ray actors, each of which holds a model and processes one block of whole queries at a time.
 
-Actors and not Ray Data, whose batches may cut a query in two, and fill the object store: of a worker only one block is
-in the store, and only that is lost with it.
+Ray Data is not used, because its batches can split queries and fill the object store. Here, each worker has only one
+block in the store and loses only this block if it dies.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from ..common.warnings import warn, warn_once
 from .blocks import BLOCK_ROWS, blocks_of, describe_or_problem, is_picklable, loader_of, map_elsewhere, transformed
 
 _PATIENCE = 60.0
-"""Seconds without any worker before a warning."""
+"""Time without any worker before a warning, in seconds."""
 
 _RETRIES = 3
-"""How often a task is repeated after its worker died; after that the task is to blame, not the machine."""
+"""How often a task is repeated after its worker died; after that, the task is assumed to be the cause."""
 
 
 @dataclass(eq=False, repr=False)
 class RayExecutor(ReprMixin, AbstractContextManager):
-    """Ray actors that do one task at a time each: for `ld.distributed`, `ld.rerank_to_disk`, `k_fold_fit`, `fit_seeds`.
+    """Ray actors for `ld.distributed`, `ld.rerank_to_disk`, `k_fold_fit` and `fit_seeds`, each with one task at a time.
 
-    They start with the first task, on the Ray that this program is connected to, the cluster that `RAY_ADDRESS` names
-    or `ray start` has begun here, or else a new one on this machine. They stay, with the model that they hold, until
-    `close`. When a worker dies, Ray restarts it and repeats its task.
+    The actors start with the first task: on the Ray cluster to which this program is connected, on the cluster of
+    `RAY_ADDRESS` or `ray start`, or else on a new one on this machine. They and their models stay until `close`. If a
+    worker dies, Ray restarts it and repeats its task.
 
     Args:
-        workers: most actors; work begins when the first is up.
-        cpus_per_worker: cores, and so threads, of each worker.
-        gpus_per_worker: GPUs of each worker; 0.5 for two workers on one GPU. None: 1 if Ray has any, else 0.
+        workers: the maximum number of actors; work begins once the first is ready.
+        cpus_per_worker: the number of cores and threads of each worker.
+        gpus_per_worker: the number of GPUs of each worker; 0.5 for two workers on one GPU. None uses 1 if Ray has any,
+            else 0.
     """
 
     workers: int = argument(at_least=1)
@@ -62,16 +63,16 @@ class RayExecutor(ReprMixin, AbstractContextManager):
         self.warned: set[str] = set()
 
     def distributed(self, model: pt.Transformer, *, block_rows: int = BLOCK_ROWS, verbose: bool = False) -> Distributed:
-        """Return the model on these workers, as `ld.distributed` does; several models take turns on them."""
+        """Return the model on these workers, like `ld.distributed`; several models can share the workers in turn."""
         return Distributed(model, self, block_rows=block_rows, verbose=verbose)
 
     def map(
         self, function: Callable[[Any, Any], Any], shared: Any, items: Iterable[tuple[Any, Any]]
     ) -> Iterator[tuple[Any, Any]]:
-        """Call `function(shared, item)` on the workers for each `(key, item)`; yield `(key, value)`, as they are done.
+        """Call `function(shared, item)` on the workers for each `(key, item)`; yield `(key, value)` when it is done.
 
-        `shared`, e.g. a model, is sent to each worker once, which keeps it until the next one. Items are taken when a
-        worker is free. An error of the function ends the call, and so do four workers that die over one item
+        `shared`, e.g. a model, is sent to each worker once and kept until the next one. An item is requested when a
+        worker is free. The call ends with the first error of the function, or if four workers die on the same item
         (`ray.exceptions.RayActorError`).
         """
         actors, (name, place), tasks = self._connected(), self._send(shared), iter(items)
@@ -83,7 +84,7 @@ class RayExecutor(ReprMixin, AbstractContextManager):
         def hand_out() -> None:
             while idle and (task := next(tasks, None)) is not None:
                 actor, (key, item) = idle.pop(), task
-                # Ray would fetch `place` for each task if it were not in a list.
+                # `place` is in a list, because otherwise Ray would fetch it for each task.
                 try:
                     under_way[actor.work.remote(name, [place], function, item)] = actor, key
                 except TypeError as error:
@@ -108,18 +109,18 @@ class RayExecutor(ReprMixin, AbstractContextManager):
                 for message, category in notices:
                     warn_once(self, message, category)
                 idle.append(actor)
-                hand_out()  # before the caller, who may need a while, gets the result
+                hand_out()  # before yielding, because the caller may take a while
                 yield key, value
         finally:
             for actor, _ in under_way.values():
                 self._dismiss(actor)
 
     def can_send(self, value: Any) -> bool:
-        """Return whether workers can get it: Ray sends functions, too, but no Java objects."""
+        """Return whether a value can be sent to workers: Ray also sends functions, but no Java objects."""
         return is_picklable(value, _ray().cloudpickle.dumps)
 
     def close(self) -> None:
-        """End the actors, which frees their GPUs; the next task starts new ones. Ray itself goes on."""
+        """End the actors and free their GPUs; the next task starts new ones. Ray itself keeps running."""
         for actor in list(self._actors):
             self._dismiss(actor)
 
@@ -130,21 +131,21 @@ class RayExecutor(ReprMixin, AbstractContextManager):
         return {**self.__dict__, "_session": None, "_actors": [], "_sent": ("", None)}
 
     def _connected(self) -> list[Any]:
-        """Return the actors, ready or not yet, and connect to Ray if need be."""
+        """Return the actors, which may not be ready yet, and connect to Ray if necessary."""
         ray = _ray()
         if not ray.is_initialized():
             if java_loses_signal():
                 warn(
-                    "ray was imported before Java started, and takes a signal away from Java when it connects, which "
-                    "may end this program at any time: import ray after Java's start, call ray.init() before it, or "
-                    "set RAY_DISABLE_FAILURE_SIGNAL_HANDLER=1 before ray is imported",
+                    "ray was imported before Java started, so it replaces a signal handler of Java when it connects, "
+                    "which can end this program at any time: import ray after Java has started, call ray.init() before "
+                    "Java starts, or set RAY_DISABLE_FAILURE_SIGNAL_HANDLER=1 before importing ray",
                     UserWarning,
                 )
-            # Without an address it finds the cluster of `ray start`; "auto" would also join other programs' clusters.
+            # Without an address, Ray finds the cluster of `ray start`; "auto" could join those of other programs.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         context = ray.get_runtime_context()
-        session = context.get_node_id(), context.get_job_id()  # one of them is another after `ray.shutdown`
+        session = context.get_node_id(), context.get_job_id()  # one of them changes after `ray.shutdown`
         if session != self._session:
             self._session, self._actors, self._sent = session, [], ("", None)
         resources = ray.cluster_resources()
@@ -152,19 +153,19 @@ class RayExecutor(ReprMixin, AbstractContextManager):
         needs = {"CPU": self.cpus_per_worker, "GPU": gpus}
         room = min(int(resources.get(kind, 0) // number) for kind, number in needs.items() if number)
         if not room:
-            raise ValueError(f"no worker of {self!r} has room: each needs {needs}, and Ray has {resources}")
+            raise ValueError(f"no worker of {self!r} can start: each needs {needs}, but Ray has {resources}")
         if room < self.workers:
-            warn_once(self, f"{self!r} has room for {room} workers at present", UserWarning)
+            warn_once(self, f"{self!r} currently has room for only {room} workers", UserWarning)
         remote = ray.remote(num_cpus=self.cpus_per_worker, num_gpus=gpus, max_restarts=-1, max_task_retries=_RETRIES)
         while len(self._actors) < self.workers:
             self._actors.append(remote(_Worker).remote(self.cpus_per_worker))
         return self._actors
 
     def _warn_of_waiting(self) -> None:
-        warn_once(self, f"{self!r} waits for room: close other executors to free their workers", UserWarning)
+        warn_once(self, f"{self!r} is waiting for room: close other executors to free their workers", UserWarning)
 
     def _send(self, shared: Any) -> tuple[str, Any]:
-        """Return a name for the contents, and their place in the store; the same contents are stored once."""
+        """Store the contents once; return their name and their place in the store."""
         try:
             pickle = _ray().cloudpickle.dumps(shared)
         except Exception as error:
@@ -176,28 +177,28 @@ class RayExecutor(ReprMixin, AbstractContextManager):
         return self._sent
 
     def _name_stage(self, values: Any, error: Exception) -> None:
-        """Raise the error of what cannot be sent with the name of the stage, if it is one of a pipeline."""
+        """Raise the error with the name of the pipeline stage that cannot be sent, if there is one."""
         pipelines = [each for each in values if isinstance(each, pt.Transformer)] if isinstance(values, tuple) else []
         stages = [stage for each in pipelines for stage in stages_of(each) if not self.can_send(stage)]
         if not stages:
             return
-        stage, owner, cure = stages[-1], "the stage", "if it loads texts, give the model text_loader= instead of it"
+        stage, owner, cure = stages[-1], "the stage", "if it loads texts, use text_loader= of the model instead"
         if not self.can_send(loader_of(stage)):
-            owner, cure = "the text_loader of", "put the texts into the frames instead"
+            owner, cure = "the text_loader of", "add the texts to the frames instead"
         raise TypeError(f"{owner} {stage!r} cannot be sent to workers: {cure} ({error})") from error
 
     def _dismiss(self, actor: Any) -> None:
         self._actors = [other for other in self._actors if other is not actor]
         if _ray().is_initialized():
-            with suppress(ValueError):  # it has ended with an earlier Ray
+            with suppress(ValueError):  # ended with an earlier Ray session
                 _ray().kill(actor)
 
 
 class _Worker:
-    """An actor, whose tasks share a model."""
+    """An actor whose tasks share a model."""
 
     def __init__(self, threads: int) -> None:
-        # Before the first model imports torch.
+        # Must be set before the first model imports torch.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         self.name, self.shared = "", None
 
@@ -205,7 +206,7 @@ class _Worker:
         """Return as soon as the actor is ready."""
 
     def work(self, name: str, place: list[Any], function: Callable[..., Any], item: Any) -> tuple[Any, ...]:
-        """Return the function's value and warnings."""
+        """Return the value and the warnings of the function."""
         if name != self.name:
             self.name, self.shared = "", None  # makes room for the next model
             ray = _ray()
@@ -216,10 +217,10 @@ class _Worker:
 
 
 class Distributed(NotebookMixin, pt.Transformer, AbstractContextManager):
-    """A model whose queries are divided among the workers of an executor; `ld.distributed` makes it.
+    """A model whose queries are divided among the workers of an executor; see `ld.distributed`.
 
     Attributes:
-        coverage: how much of the text the last `transform` read, the sum over all blocks; None before.
+        coverage: how much of the text the last `transform` read, summed over all blocks; None before.
     """
 
     def __init__(
@@ -229,12 +230,12 @@ class Distributed(NotebookMixin, pt.Transformer, AbstractContextManager):
         self.coverage: Coverage | None = None
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the model's results of all blocks of queries in a new frame.
+        """Return the results of the model for all blocks in a new frame.
 
-        If the model keeps its rows, they have the order and index of the input; else queries have the order of their
-        first rows.
+        If the model keeps all rows, they have the order and index of the input. Otherwise, queries are in the order of
+        their first rows.
         """
-        empty = self.model.transform(inp.iloc[:0])  # refuses missing columns before anything is sent
+        empty = self.model.transform(inp.iloc[:0])  # checks columns before anything is sent
         if not len(inp):
             return empty
         pt.validate.columns(inp, includes=["qid"], context=self)
@@ -251,7 +252,7 @@ class Distributed(NotebookMixin, pt.Transformer, AbstractContextManager):
         return _in_order(pd.concat([parts[number] for number in range(len(rows))]), inp, np.concatenate(rows))
 
     def describe(self) -> dict[str, Any]:
-        """Return the model's description on a worker, device and precision included."""
+        """Return the description of the model on a worker, including device and precision."""
         answers = map_elsewhere(self.executor, describe_or_problem, self.model, [(None, None)])
         ((_, (found, problem)),) = answers
         if problem:
@@ -260,11 +261,11 @@ class Distributed(NotebookMixin, pt.Transformer, AbstractContextManager):
 
     @property
     def text_loader(self) -> Any:
-        """Return the model's."""
+        """Return the text loader of the model."""
         return getattr(self.model, "text_loader", None)
 
     def close(self) -> None:
-        """End the workers, which frees their GPUs; the next `transform` starts new ones."""
+        """End the workers and free their GPUs; the next `transform` starts new ones."""
         self.executor.close()
 
     def __exit__(self, *_: object) -> None:
@@ -287,34 +288,36 @@ def distributed(
     block_rows: int = BLOCK_ROWS,
     verbose: bool = False,
 ) -> Distributed:
-    """Return the same model on the workers of a Ray cluster, or on several GPUs or cores of this machine.
+    """Run a model on the workers of a Ray cluster, or on several GPUs or cores of this machine.
 
-    It takes the model's place: `bm25 >> ld.distributed(ld.PARADE(), workers=8)`. The model is sent to each worker once,
-    and again after its weights or arguments have changed; without weights in memory here each worker loads it. Workers
-    get one block of whole queries at a time, and blocks depend on the input alone. When a worker dies, Ray
-    restarts it and repeats its block. Needs the extra `ray`.
+    The result replaces the model: `bm25 >> ld.distributed(ld.PARADE(), workers=8)`. The model is sent to each worker
+    once, and again if its weights or arguments change; if its weights are not in memory, each worker loads it. Workers
+    process one block of whole queries at a time; the blocks only depend on the input. If a worker dies, Ray restarts it
+    and repeats its block. Needs the extra `ray`.
 
-    Scores are those of `model.transform` up to the seventh digit, as other windows share a pass.
+    Scores equal those of `model.transform` up to the seventh digit, because batches contain other windows.
 
     Args:
-        model: a model or a pipeline. With a `text_loader`, workers load the texts themselves; if it cannot be sent, as
-            that of a Terrier index, texts are loaded here and sent with each block. Leave its `device` None.
-        workers: as of `RayExecutor`.
-        cpus_per_worker: as of `RayExecutor`.
-        gpus_per_worker: as of `RayExecutor`.
-        block_rows: queries fill a block until it has so many rows; each topic of an input without `docno` is a block.
-        verbose: show a bar; models on workers show none.
+        model: a model or a pipeline. With a `text_loader`, workers load the texts themselves. If it cannot be sent,
+            like that of a Terrier index, texts are loaded in this process and sent with each block. Leave its `device`
+            as None.
+        workers: as in `RayExecutor`.
+        cpus_per_worker: as in `RayExecutor`.
+        gpus_per_worker: as in `RayExecutor`.
+        block_rows: queries fill a block until it has this many rows. Without `docno` in the input, each topic is a
+            block.
+        verbose: show a progress bar; models on workers show none.
 
     Returns:
-        A transformer; `close()`, or the end of a `with` block, ends the workers and frees their GPUs. Its
-        `executor` can also be that of `ld.rerank_to_disk`, `k_fold_fit` and `fit_seeds`.
+        A transformer. `close()`, or the end of a `with` block, ends the workers and frees their GPUs. Its `executor`
+        can also be used for `ld.rerank_to_disk`, `k_fold_fit` and `fit_seeds`.
     """
     executor = RayExecutor(workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker)
     return executor.distributed(model, block_rows=block_rows, verbose=verbose)
 
 
 def _in_order(out: pd.DataFrame, inp: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
-    """Return the output of blocks in the order of the input if it has the input's rows."""
+    """Return the output of blocks in the order of the input, if it has the same rows."""
     names = [name for name in ("qid", "docno") if name in inp.columns and name in out.columns]
     if len(out) != len(inp) or any(out[name].tolist() != inp[name].iloc[rows].tolist() for name in names):
         return out.reset_index(drop=True)

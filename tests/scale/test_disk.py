@@ -90,7 +90,7 @@ def test_coverage_equals_that_of_transform(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("n", [1, 2, 7])
 @pytest.mark.parametrize("form", ["frame", "run.gz", "parquet", "folder"])
-def test_any_form_of_candidates_and_number_of_shards_gives_the_same(whole, tmp_path, form, n, monkeypatch):
+def test_every_form_of_candidates_and_number_of_shards_gives_the_same_results(whole, tmp_path, form, n, monkeypatch):
     monkeypatch.setattr("pyterrier_longdoc.scale.blocks._PART_ROWS", 40)
     given = tmp_path / form
     if form == "parquet":
@@ -119,7 +119,7 @@ def test_a_merged_file_is_a_run_in_the_order_of_ranks(tmp_path):
     np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-15)
 
 
-def test_ids_may_be_numbers_and_a_pipeline_may_drop_rows_and_queries(tmp_path):
+def test_ids_can_be_numbers_and_a_pipeline_can_drop_rows_and_queries(tmp_path):
     run = WITH_QUERIES.assign(qid=WITH_QUERIES["qid"].str[1:].astype(int), docno=range(300))
     two_of_each = Digests() % 2 >> pt.apply.generic(lambda frame: frame[frame["qid"] != "3"])
     ld.rerank_to_disk(two_of_each, run, tmp_path / "out")
@@ -176,7 +176,7 @@ def test_features_come_back_as_arrays(tmp_path):
     assert all(isinstance(row, np.ndarray) for row in found["features"])
 
 
-def test_half_a_surrogate_pair_is_written_as_a_question_mark(tmp_path):
+def test_a_lone_surrogate_is_written_as_a_question_mark(tmp_path):
     text = pd.Series(["cut \ud83d", "whole", None] * 100, dtype=object)
     ld.rerank_to_disk(Digests(), WITH_QUERIES.assign(text=text), tmp_path / "out")
     assert set(ld.merge_run(tmp_path / "out")["text"].dropna()) == {"cut ?", "whole"}
@@ -246,7 +246,7 @@ def test_an_error_says_how_the_job_can_be_finished(pipeline, cure, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_again_and_again_gives_the_same_results(tmp_path):
+def test_a_repeatedly_killed_job_gives_the_same_results(tmp_path):
     run, topics = candidates(20_000, 150)
     source, out = write_trec(run, tmp_path / "run.gz"), tmp_path / "killed"
     whole, killed = Digests(log=tmp_path / "log of whole"), Digests(log=tmp_path / "log of killed")
@@ -294,7 +294,7 @@ def test_a_job_continues_after_a_full_disk(whole, tmp_path, monkeypatch, full, e
     assert_merged(tmp_path / "out", whole)
 
 
-def test_candidates_that_were_half_written_are_written_again(whole, tmp_path):
+def test_partly_written_candidates_are_written_again(whole, tmp_path):
     (tmp_path / "out" / "candidates").mkdir(parents=True)
     (tmp_path / "out" / "candidates" / "00000.arrow").write_bytes(b"half a block")
     ld.rerank_to_disk(Digests(), write_trec(RUN, tmp_path / "run"), tmp_path / "out", topics=TOPICS)
@@ -354,7 +354,7 @@ def test_a_folder_without_a_job_cannot_be_merged(tmp_path):
         ld.merge_run(tmp_path)
 
 
-def test_a_damaged_manifest_leaves_finished_blocks_alone(tmp_path):
+def test_a_damaged_manifest_does_not_affect_finished_blocks(tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
     manifest, before = tmp_path / "manifest.json", written(tmp_path)
     manifest.write_text(manifest.read_text()[:-20])
@@ -363,7 +363,7 @@ def test_a_damaged_manifest_leaves_finished_blocks_alone(tmp_path):
     assert written(tmp_path) == before
 
 
-def test_a_run_without_rows_gives_a_run_without_rows(tmp_path):
+def test_an_empty_run_gives_an_empty_run(tmp_path):
     assert ld.rerank_to_disk(Digests(), WITH_QUERIES.iloc[:0], tmp_path).rows == 0
     assert set(ld.merge_run(tmp_path)) == {*WITH_QUERIES, "rank"}
 
@@ -409,7 +409,7 @@ def test_other_columns_of_the_results_are_another_job(cross_encoder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
-def test_a_job_of_user_code_is_done_in_one_call_and_never_continued(kind, cross_encoder, tmp_path):
+def test_a_job_with_user_code_runs_in_one_call_and_is_never_continued(kind, cross_encoder, tmp_path):
     frame, out = tiny.longer_results(), tmp_path / "out"
     make_edited, name = own.EDITED[kind]
     with pytest.raises(ValueError, match=f"{name} may change unnoticed.*without shard="):
@@ -433,7 +433,7 @@ def test_a_function_that_scores_pairs_needs_a_name_to_continue(tmp_path):
         ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="2"), window_size=5, stride=5), frame, out)
 
 
-def test_a_data_set_as_text_loader_is_known_to_be_the_same(tmp_path):
+def test_a_job_with_a_dataset_as_text_loader_is_continued(tmp_path):
     frame = tiny.longer_results()
     texts = frame.drop_duplicates("docno").assign(text="a cat")[["docno", "text"]]
     (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, texts.to_dict("records"))), encoding="utf-8")
@@ -453,7 +453,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_manifest_that_was_half_written_does_not_matter(tmp_path):
+def test_a_partly_written_manifest_is_ignored(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".manifest.json.1.part").touch()
     assert ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS).rows == 300
@@ -503,7 +503,7 @@ class Backwards:
             yield key, function(shared, frame)
 
 
-def test_an_executor_may_return_blocks_in_any_order(whole, tmp_path):
+def test_an_executor_can_return_blocks_in_any_order(whole, tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, executor=Backwards())
     assert_merged(tmp_path / "out", whole)
 
@@ -514,7 +514,7 @@ def test_an_error_of_the_executor_itself_is_passed_on(tmp_path):
         ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, executor=executor)
 
 
-def test_processes_that_start_together_share_the_work_even_if_one_dies(whole, tmp_path, monkeypatch):
+def test_concurrent_processes_share_the_work_even_if_one_dies(whole, tmp_path, monkeypatch):
     source, log, divided = write_trec(RUN, tmp_path / "run.gz"), tmp_path / "log", tmp_path / "divided"
     divide = Candidates.divide
 
@@ -550,7 +550,7 @@ class LongTexts(pt.Transformer):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path):
+def test_memory_use_does_not_grow_with_the_number_of_blocks(tmp_path):
     run, topics = candidates(60_000, 300)
     source = write_trec(run, tmp_path / "run.gz")
     pipeline = LongTexts() >> Digests()  # 160 MB of text in all

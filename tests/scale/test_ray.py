@@ -112,7 +112,7 @@ def test_the_test_case_of_pyterrier_passes(cross_encoder):
 
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
-def test_a_distributed_model_has_the_identity_of_the_model(executor, cross_encoder):
+def test_a_distributed_model_has_the_key_of_the_model(executor, cross_encoder):
     model = systems.make("MaxP", cross_encoder)
     assert key(executor.distributed(model)) == key(model)
 
@@ -133,7 +133,7 @@ def test_a_distributed_model_can_be_pickled(cross_encoder):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_coverages_of_blocks_add_up_to_that_of_the_whole(make):
+def test_coverage_of_blocks_adds_up_to_the_total(make):
     model, frame, parts = make(), candidates().drop_duplicates(["qid", "docno"]).iloc[:-5], []
     model(frame)
     whole = model.coverage
@@ -162,7 +162,7 @@ def test_scores_and_coverage_equal_those_of_the_model(name, executor, capsys):
     assert "24/24" in capsys.readouterr().err
 
 
-def test_weights_that_were_trained_meanwhile_are_used(executor, cross_encoder):
+def test_weights_trained_in_the_meantime_are_used(executor, cross_encoder):
     frame, model = candidates(queries=3), systems.make("MaxP", cross_encoder, max_query_len=1)
     distributed = executor.distributed(model, block_rows=1)
     with pytest.warns(ld.TruncationWarning, match="max_query_len"):
@@ -176,7 +176,7 @@ def test_weights_that_were_trained_meanwhile_are_used(executor, cross_encoder):
 
 
 @pytest.mark.slow
-def test_only_the_open_block_of_a_killed_worker_is_scored_again(cluster, tmp_path):
+def test_only_the_current_block_of_a_killed_worker_is_scored_again(cluster, tmp_path):
     frame = candidates(queries=20)
     distributed = cluster.distributed(workers.Stub(str(tmp_path), dies_at="q9", seconds=0.05), block_rows=8)
     expected = frame["docno"].str[1:].astype(float)
@@ -190,7 +190,7 @@ def test_only_the_open_block_of_a_killed_worker_is_scored_again(cluster, tmp_pat
 
 
 @pytest.mark.slow
-def test_work_that_kills_every_worker_is_an_error(cluster, tmp_path):
+def test_an_item_that_kills_every_worker_raises_an_error(cluster, tmp_path):
     distributed = cluster.distributed(workers.Stub(str(tmp_path), dies_at="q1", always=True), block_rows=1)
     with pytest.raises(ray.exceptions.RayActorError):
         distributed(candidates(queries=3))
@@ -198,7 +198,7 @@ def test_work_that_kills_every_worker_is_an_error(cluster, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
-def test_rerank_to_disk_gives_the_same_on_workers(executor, tmp_path, monkeypatch):
+def test_rerank_to_disk_gives_the_same_results_on_workers(executor, tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
     monkeypatch.setattr("pyterrier_longdoc.scale.blocks.BLOCK_ROWS", 4)
     frame, model = candidates(queries=8), systems.make("MaxP", device="cpu")
@@ -210,14 +210,14 @@ def test_rerank_to_disk_gives_the_same_on_workers(executor, tmp_path, monkeypatc
     assert len(list((tmp_path / "b" / "blocks").iterdir())) == 8
 
 
-def test_an_error_of_the_model_is_passed_on_and_the_workers_stay_usable(executor):
+def test_an_error_of_the_model_is_raised_and_the_workers_stay_usable(executor):
     with pytest.raises(KeyError, match="no text of query q2"):
         executor.distributed(workers.Fails("q2"), block_rows=1)(candidates())
     firsts = executor.distributed(workers.FirstRows(), block_rows=8)(candidates())
     pd.testing.assert_frame_equal(firsts, workers.FirstRows()(candidates()))
 
 
-def test_a_users_function_cannot_be_described(executor):
+def test_a_user_function_has_no_description(executor):
     with pytest.raises(ValueError, match="first_rows"):
         executor.distributed(pt.apply.generic(workers.first_rows)).describe()
 
@@ -229,7 +229,7 @@ def test_the_end_of_a_with_block_ends_the_workers(executor):
     assert not executor._actors
 
 
-def test_blocks_are_asked_for_when_workers_are_free(executor):
+def test_blocks_are_requested_when_workers_are_free(executor):
     pulled, done = [], []
 
     def items():
@@ -244,7 +244,7 @@ def test_blocks_are_asked_for_when_workers_are_free(executor):
     assert sorted(done) == list(range(12))
 
 
-def test_a_map_that_is_abandoned_ends_the_workers_that_are_busy(executor):
+def test_an_abandoned_map_ends_the_busy_workers(executor):
     abandoned = executor.map(max, 5, ((number, number) for number in range(12)))
     next(abandoned)
     abandoned.close()
@@ -278,7 +278,7 @@ def test_a_cluster_without_room_for_any_worker_is_refused(executor, monkeypatch)
         next(RayExecutor(1, gpus_per_worker=64).map(max, 1, [("a", 0)]))
 
 
-def test_a_cluster_with_room_for_fewer_workers_is_warned_of(executor, monkeypatch):
+def test_a_cluster_with_room_for_fewer_workers_causes_a_warning(executor, monkeypatch):
     dict(executor.map(max, 1, [("a", 0)]))
     monkeypatch.setattr("pyterrier_longdoc.scale.ray._PATIENCE", 0.5)
     with RayExecutor(30, cpus_per_worker=2, gpus_per_worker=0) as wide:
@@ -288,7 +288,7 @@ def test_a_cluster_with_room_for_fewer_workers_is_warned_of(executor, monkeypatc
     assert len(told) == 2  # one of what it has room for, one of waiting
 
 
-def test_workers_start_again_after_ray_was_restarted(executor):
+def test_workers_start_again_after_a_restart_of_ray(executor):
     for end in (executor.close, lambda: None):
         assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
         scale_ray._ray().shutdown()
@@ -346,7 +346,7 @@ def test_each_model_gets_the_texts_of_its_own_loader(executor, without_text, cro
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
-def test_rerank_to_disk_on_workers_has_the_texts_of_such_a_loader(
+def test_rerank_to_disk_on_workers_gets_the_texts_of_a_loader_that_cannot_be_pickled(
     executor, without_text, cross_encoder, tmp_path, monkeypatch
 ):
     pytest.importorskip("pyarrow")
@@ -359,14 +359,14 @@ def test_rerank_to_disk_on_workers_has_the_texts_of_such_a_loader(
     pd.testing.assert_frame_equal(ld.merge_run(there), ld.merge_run(here), rtol=1e-6)
 
 
-def test_such_a_loader_after_a_retriever_on_the_workers_is_refused(executor, without_text):
+def test_a_loader_that_cannot_be_pickled_is_refused_after_a_retriever_on_workers(executor, without_text):
     frame, store = without_text
     pipeline = pt.Transformer.from_df(frame) >> systems.make("MaxP", text_loader=store)
     with pytest.raises(TypeError, match="retriever"):
         executor.distributed(pipeline)(frame[["qid", "query"]].drop_duplicates())
 
 
-def test_a_training_on_workers_refuses_such_a_loader(executor, without_text, cross_encoder):
+def test_training_on_workers_refuses_a_loader_that_cannot_be_pickled(executor, without_text, cross_encoder):
     frame, store = without_text
     qrels = frame[["qid", "docno"]].assign(label=1)
 
@@ -385,14 +385,14 @@ def of_terrier(terrier_index) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
-def test_texts_of_an_index_of_terrier_are_sent_with_the_block(executor, of_terrier, terrier_index):
+def test_texts_of_a_terrier_index_are_sent_with_the_block(executor, of_terrier, terrier_index):
     model = systems.make("MaxP", text_loader=terrier_index)
     out = executor.distributed(model, block_rows=1)(of_terrier)
     pd.testing.assert_frame_equal(out, model(of_terrier), check_exact=False, rtol=1e-5)
 
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
-def test_a_text_loader_of_terrier_as_a_stage_is_refused_by_name(executor, of_terrier, terrier_index, tmp_path):
+def test_a_terrier_text_loader_as_a_stage_is_refused_by_name(executor, of_terrier, terrier_index, tmp_path):
     pipeline = pt.text.get_text(terrier_index) >> systems.make("MaxP")
     with pytest.raises(TypeError, match=r"TextLoader.* text_loader="):
         ld.rerank_to_disk(pipeline, of_terrier, tmp_path / "out", executor=executor)
@@ -419,7 +419,7 @@ with RayExecutor(1, gpus_per_worker=0) as executor:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="compares handlers of signals")
-def test_ray_leaves_javas_signal_handler_alone(terrier_home, tmp_path):
+def test_ray_does_not_replace_the_signal_handler_of_java(terrier_home, tmp_path):
     environment = terrier.environment(terrier_home)
     del environment["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"]
     root = Path(__file__).parents[2]
@@ -440,7 +440,7 @@ def ray_before_java(monkeypatch):
 
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
-def test_ray_imported_before_java_is_warned_of(executor, ray_before_java):
+def test_importing_ray_before_java_starts_causes_a_warning(executor, ray_before_java):
     scale_ray._ray().shutdown()
     with pytest.warns(UserWarning, match="Java"):
         assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
@@ -448,7 +448,7 @@ def test_ray_imported_before_java_is_warned_of(executor, ray_before_java):
 
 @pytest.mark.parametrize("executor", ["here"], indirect=True)
 @pytest.mark.parametrize("switch", ["1", "true"])
-def test_ray_with_its_signal_handler_disabled_is_not_warned_of(executor, ray_before_java, switch, monkeypatch):
+def test_ray_with_a_disabled_signal_handler_causes_no_warning(executor, ray_before_java, switch, monkeypatch):
     monkeypatch.setenv("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", switch)
     scale_ray._ray().shutdown()
     with warnings.catch_warnings():

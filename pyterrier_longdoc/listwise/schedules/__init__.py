@@ -1,4 +1,4 @@
-"""Which documents meet in which prompt, and how the answers become a ranking: a published schedule each."""
+"""Schedules of published methods, which select the documents of each prompt and combine the answers to a ranking."""
 
 from .back_to_front import BackToFront
 from .base import Schedule

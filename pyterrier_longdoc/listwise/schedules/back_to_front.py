@@ -11,26 +11,27 @@ from .base import Rounds, Schedule
 
 @dataclass(frozen=True)
 class BackToFront(Schedule):
-    """Overlapping windows from the back of a query's documents to their front, one after the other.
+    """Overlapping windows that move from the back of the ranking to its front.
 
-    Source: RankGPT (Sun et al. 2023, arXiv 2304.09542). The last window reaches the top also where windows do not
-    divide the ranking evenly. If the model orders each window rightly, the best `window - stride` end on top.
+    Source: RankGPT (Sun et al. 2023, arXiv 2304.09542). The last window always includes the top, even if the windows do
+    not divide the ranking evenly. If the model orders each window correctly, the best `window - stride` documents end
+    up on top.
 
-    Prompts: 1 + ceil((n - window) / stride) for n > window, else 1, each in a round of its own: 9 for 100 documents.
+    Prompts: 1 + ceil((n - window) / stride) for n > window, else 1, each in a separate round: 9 for 100 documents.
 
     Args:
-        window: most documents in a prompt. 20 in Sun et al. 2023.
-        stride: documents from one window to the next. 10 in Sun et al. 2023. The best `window - stride` documents of a
-            window are in the next one too.
+        window: the maximum number of documents in a prompt. 20 in Sun et al. 2023.
+        stride: the number of documents by which the window moves. 10 in Sun et al. 2023. The best `window - stride`
+            documents of a window are also in the next one.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
     window: int = argument(20, at_least=2)
-    stride: int = argument(10, at_least=1, below="window")  # documents move up only where windows overlap
+    stride: int = argument(10, at_least=1, below="window")  # documents only move up if windows overlap
 
     def windows(self, n: int) -> list[tuple[int, int]]:
-        """Return start and end of each window over `n` documents, in the order of the prompts; one document needs none.
+        """Return the start and end of each window over `n` documents, in the order of the prompts; none for n = 1.
 
         Example:
             >>> BackToFront(20, 10).windows(25)

@@ -1,4 +1,4 @@
-"""Schedules: which documents meet in which prompt, and how the answers become a ranking."""
+"""Base class of schedules, which select the documents of each prompt and combine the answers to a ranking."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ...common.arguments import validate
 from ...common.citations import Cited
 
 PromptGroup = list[int]
-"""Documents of one prompt, in their order in it."""
+"""The documents of one prompt, in their order in the prompt."""
 
 Answer = list[int] | None
-"""The documents of a group, best first; None without a readable answer."""
+"""The documents of a group, best first; None if there is no readable answer."""
 
 Rounds = Generator[list[PromptGroup], list[Answer], list[int]]
-"""Yields independent groups, is sent an answer for each, and returns documents, best first."""
+"""Yields independent groups, receives an answer for each, and returns documents, best first."""
 
 
 class Schedule(Cited, ABC):
-    """Which documents meet in which prompt, and how the answers become a ranking.
+    """Selects the documents of each prompt and combines the answers to a ranking.
 
-    Knows neither texts nor models: documents are numbers, in the order of the first stage. A new schedule is a frozen
-    dataclass with two methods.
+    A schedule does not depend on texts or models: documents are indices in the order of the first stage. A new schedule
+    is a frozen dataclass with two methods.
     """
 
     def __post_init__(self) -> None:
@@ -30,13 +30,13 @@ class Schedule(Cited, ABC):
 
     @abstractmethod
     def rank(self, n: int) -> Rounds:
-        """Rank the documents 0..n-1 of one query, at least 2; return them, best first.
+        """Rank the documents 0..n-1 of one query, n >= 2; return them, best first.
 
-        Each `yield` is a round: a list of groups whose prompts may run at the same time. Its value is a list with the
-        order of each group, None for a group without an answer. Documents that are not returned follow in the order of
-        the first stage.
+        Each `yield` is a round: a list of groups whose prompts can run concurrently. Its value is a list with the order
+        of each group, or None for a group without an answer. Documents that are not returned follow in the order of the
+        first stage.
         """
 
     @abstractmethod
     def estimate(self, n: int) -> int:
-        """Return the number of prompts for `n` documents, the largest where answers decide."""
+        """Return the number of prompts for `n` documents; the maximum if it depends on the answers."""

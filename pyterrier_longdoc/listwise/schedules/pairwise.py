@@ -1,4 +1,4 @@
-"""Pairs of documents: all of them, or those that bubble up."""
+"""Pairwise schedules: all pairs, or bubble sort."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .base import Answer, PromptGroup, Rounds, Schedule
 
 @dataclass(frozen=True)
 class PairwiseAll(Schedule):
-    """All pairs, each in both orders; the documents are ranked by how many of the others they beat.
+    """All pairs, each in both orders; documents are ranked by their number of wins.
 
-    Source: PRP-Allpair (Qin et al. 2024, arXiv 2306.17563). A pair counts half for both if its two answers differ or
-    one is missing.
+    Source: PRP-Allpair (Qin et al. 2024, arXiv 2306.17563). A pair counts half for both documents if its two answers
+    differ or one is missing.
 
     Prompts: n (n - 1), all in one round: 9,900 for 100 documents.
     """
@@ -39,16 +39,16 @@ class PairwiseAll(Schedule):
 
 @dataclass(frozen=True)
 class PairwiseBubble(Schedule):
-    """Neighbours from the back to the front, each in both orders; `k` passes bring the best `k` up.
+    """Adjacent pairs from the back to the front, each in both orders; `k` passes move the best `k` to the top.
 
-    Source: PRP-Sliding-K (Qin et al. 2024, arXiv 2306.17563). A pair is exchanged only if both answers say so. A pass
-    ends below the documents that earlier passes have brought up.
+    Source: PRP-Sliding-K (Qin et al. 2024, arXiv 2306.17563). A pair is only swapped if both answers agree. A pass ends
+    below the documents that earlier passes moved to the top.
 
-    Prompts: k (2 n - k - 1) for n > k, two in a round: 1,890 for 100 documents and k = 10. Pairs that meet again are
-    replayed where the client has a cache.
+    Prompts: k (2 n - k - 1) for n > k, two per round: 1,890 for 100 documents and k = 10. Repeated pairs are replayed
+    if the client has a cache.
 
     Args:
-        k: passes. 10 in Qin et al. 2024.
+        k: the number of passes. 10 in Qin et al. 2024.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("qin-2024-large",)
@@ -75,6 +75,6 @@ def both_orders(first: int, second: int) -> list[PromptGroup]:
 
 
 def preferred(*answers: Answer) -> int | None:
-    """Return the document that is first in all answers; None if answers differ, or one is missing."""
+    """Return the document that is first in all answers; None if the answers differ or one is missing."""
     winners: Sequence[int | None] = [None if answer is None else answer[0] for answer in answers]
     return winners[0] if len(set(winners)) == 1 else None

@@ -1,4 +1,4 @@
-"""Overlapping blocks, all at once, whose orders are joined: JointRank."""
+"""Overlapping blocks that are ordered in parallel and then combined: JointRank."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ...common.arguments import argument
 from .base import Answer, Rounds, Schedule
 
 DAMPING = 0.85
-"""Of PageRank, as Brin and Page 1998 chose it."""
+"""Damping factor of PageRank, as in Brin and Page 1998."""
 
 
 @dataclass(frozen=True)
 class ParallelBlocks(Schedule):
-    """Orders random blocks in which each document stands several times, all at once, and joins their orders.
+    """Random blocks, with each document in several of them, which are ordered in parallel and then combined.
 
     Source: JointRank (Dedov 2025, arXiv 2506.22262), with its equi-replicate design: documents are dealt out in random
-    order, as often as `replicas` says. Each order counts as a comparison of all pairs in it. Differs where blocks do
-    not come out even: the last one is filled, so that each document stands in at least `replicas` blocks.
+    order, `replicas` times. Each order counts as a comparison of all its pairs. Differs if the blocks do not come out
+    even: the last one is filled, so that each document is in at least `replicas` blocks.
 
     Prompts: ceil(n * replicas / block) for n > block, else 1, all in one round: 10 for 100 documents.
 
     Args:
-        block: most documents in a prompt.
-        replicas: the number of blocks with each document. A block of 20 and 2 replicas are the defaults of the author's
-            code; its configurations have 20 and 4, 10 and 2, or, for 1,000 documents, 100 and 3.
-        aggregation: `"pagerank"`, in which a document passes its weight on to those that it lost to; or `"winrate"`,
-            the share of its comparisons that it won. Dedov 2025 uses the first.
-        seed: of the blocks.
+        block: the maximum number of documents in a prompt.
+        replicas: the number of blocks that contain each document. The author's code has a default of 20 documents per
+            block and 2 replicas, and configurations with 20 and 4, 10 and 2, or, for 1,000 documents, 100 and 3.
+        aggregation: `"pagerank"`, where a document passes its weight to those it lost against, as in Dedov 2025; or
+            `"winrate"`, the share of comparisons that a document won.
+        seed: the random seed of the blocks.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("dedov-2025-jointrank",)
@@ -44,7 +44,7 @@ class ParallelBlocks(Schedule):
     seed: int = 42
 
     def blocks(self, n: int) -> list[list[int]]:
-        """Return the blocks of `n` documents; no document is in one block twice."""
+        """Return the blocks of `n` documents; no document is twice in the same block."""
         if n <= self.block:
             return [list(range(n))]
         rng = random.Random(f"{self.seed}|{n}")
@@ -53,14 +53,14 @@ class ParallelBlocks(Schedule):
         while len(blocks) < self.estimate(n):
             if len(sequence) < self.block:
                 rest = set(sequence)
-                # A stable sort: documents of the rest come last, in another block.
+                # A stable sort moves the remaining documents to the end, and so into another block.
                 sequence += sorted(rng.sample(range(n), n), key=rest.__contains__)
             blocks.append(sequence[: self.block])
             sequence = sequence[self.block :]
         return blocks
 
     def rank(self, n: int) -> Rounds:
-        """Rank; a block without an answer compares nothing."""
+        """Rank; a block without an answer is ignored."""
         answers = yield self.blocks(n)
         wins = _wins(answers, n)
         score = {"pagerank": _pagerank, "winrate": _winrate}[self.aggregation](wins)
@@ -71,7 +71,7 @@ class ParallelBlocks(Schedule):
 
 
 def _wins(answers: Sequence[Answer], n: int) -> np.ndarray:
-    """Return `(n, n)`: how often the document of the row was before that of the column."""
+    """Return `(n, n)`: how often the document of the row was ranked above that of the column."""
     wins = np.zeros((n, n))
     for order in answers:
         for better, worse in combinations(order or (), 2):
@@ -80,16 +80,16 @@ def _wins(answers: Sequence[Answer], n: int) -> np.ndarray:
 
 
 def _winrate(wins: np.ndarray) -> np.ndarray:
-    """Return `(n,)` shares; 1/2 for a document that was not compared."""
+    """Return `(n,)` shares of wins; 1/2 for a document that was not compared."""
     won, lost = wins.sum(axis=1), wins.sum(axis=0)
     return (won + 0.5 * (won + lost == 0)) / np.maximum(won + lost, 1)
 
 
 def _pagerank(wins: np.ndarray) -> np.ndarray:
-    """Return `(n,)` weights, rounded so that equal ones are equal on every machine."""
+    """Return `(n,)` weights, rounded so that ties are the same on every machine."""
     n = len(wins)
     lost = wins.sum(axis=0)
-    # Row: the loser; a document that never lost passes its weight on to all.
+    # Rows are losers; a document that never lost passes its weight to all.
     passes = np.where(lost[:, None] > 0, wins.T / np.maximum(lost, 1)[:, None], 1 / n)
     weight = np.full(n, 1 / n)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Sorting by the best of a small set: heapsort, and insertion into the first documents."""
+"""Setwise schedules, where a prompt finds the best of a small set: heapsort and insertion."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from .base import Answer, PromptGroup, Rounds, Schedule
 
 @dataclass(frozen=True)
 class SetwiseHeapsort(Schedule):
-    """A heap in which each document has several children; a prompt finds the best of a family.
+    """Heapsort with several children per document; a prompt finds the best of a family (a parent and its children).
 
     Source: Setwise prompting (Zhuang et al. 2024, arXiv 2310.09497). Only the best `k` are taken from the heap; the
     others follow in the order of the first stage. While the heap is built, families of one level are independent and
-    share a round. Differs in the prompt, which asks for an order of the family; only its best counts.
+    share a round. Differs in the prompt, which asks for an order of the family, of which only the best is used.
 
-    Prompts, where answers decide: at most the heights of all documents with children, and for each of the best but the
-    first the height of the heap, O(n / children + k log n); for 100 documents, 3 children and k = 10 at most 85.
+    Prompts, depending on the answers: at most the heights of all documents with children, plus the height of the heap
+    for each of the best but the first, O(n / children + k log n); for 100 documents, 3 children and k = 10 at most 85.
 
     Args:
-        children: children of a document in the heap, one less than documents in a prompt. 3 in Zhuang et al. 2024.
-        k: documents on top. 10 in Zhuang et al. 2024.
+        children: the number of children of a document in the heap; a prompt has one more document. 3 in Zhuang et al.
+            2024.
+        k: the number of documents to rank. 10 in Zhuang et al. 2024.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("zhuang-2024-setwise",)
@@ -32,7 +33,7 @@ class SetwiseHeapsort(Schedule):
     k: int = argument(10, at_least=1)
 
     def rank(self, n: int) -> Rounds:
-        """Rank; in a family without an answer the order of the first stage stands."""
+        """Rank; a family without an answer has the order of the first stage."""
         heap, level = list(range(n)), [0]
         levels = []
         while level:
@@ -54,7 +55,7 @@ class SetwiseHeapsort(Schedule):
         return build + sum(self._height(0, n - count) for count in range(1, min(self.k, n)))
 
     def _sift(self, heap: list[int], places: list[int]) -> Generator[list[PromptGroup], list[Answer], None]:
-        """Sift the documents at these places down until no child is better; no place is above another."""
+        """Sift the documents at these independent places down until no child is better."""
         while places:
             families = [[place, *self._children(place, len(heap))] for place in places]
             families = [family for family in families if len(family) > 1]
@@ -63,7 +64,7 @@ class SetwiseHeapsort(Schedule):
             answers = yield [[heap[place] for place in family] for family in families]
             places = []
             for family, answer in zip(families, answers, strict=True):
-                # A family without an answer has the first stage's order.
+                # A family without an answer has the order of the first stage.
                 first = min(heap[place] for place in family) if answer is None else answer[0]
                 parent, best = family[0], next(place for place in family if heap[place] == first)
                 if best != parent:
@@ -74,7 +75,7 @@ class SetwiseHeapsort(Schedule):
         return range(min(self.children * place + 1, n), min(self.children * (place + 1) + 1, n))
 
     def _height(self, place: int, n: int) -> int:
-        """Return the levels below a place."""
+        """Return the number of levels below a place."""
         height = 0
         while (place := self.children * place + 1) < n:
             height += 1
@@ -85,23 +86,23 @@ class SetwiseHeapsort(Schedule):
 class SetwiseInsertion(SetwiseHeapsort):
     """Orders the first `k` documents, then inserts others that are better than the last of them.
 
-    Source: Setwise Insertion (Podolak et al. 2025, arXiv 2504.10509), which trusts the first stage to have most of the
-    best among its first: a set of the other documents is compared with the last of the best `k` so far, until that one
-    is the best. `SetwiseHeapsort` orders the first `k`. The place of a document is found by a search whose prompts have
-    several of the best.
+    Source: Setwise Insertion (Podolak et al. 2025, arXiv 2504.10509), which assumes that most of the best documents are
+    at the top of the first stage. `SetwiseHeapsort` orders the first `k`. Then sets of the other documents are compared
+    with the last of the best `k` so far, until this one is the best. The place of a document to insert is found by a
+    search whose prompts have several of the best.
 
-    Prompts, where answers decide: those of `SetwiseHeapsort` for k documents and ceil((n - k) / children), if none of
-    the others belongs to the best; at most 1 + ceil(log_(children + 1) k) more for each document that is inserted.
+    Prompts, depending on the answers: those of `SetwiseHeapsort` for k documents, plus ceil((n - k) / children) if no
+    document is inserted, plus at most 1 + ceil(log_(children + 1) k) for each inserted document.
 
     Args:
-        children: documents in a prompt beside the one that they are compared with. 3 as for `SetwiseHeapsort`.
-        k: documents on top. 10 in Podolak et al. 2025.
+        children: the number of documents compared with another one in a prompt. 3 as for `SetwiseHeapsort`.
+        k: the number of documents to rank. 10 in Podolak et al. 2025.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("podolak-2025-beyond", "zhuang-2024-setwise")
 
     def rank(self, n: int) -> Rounds:
-        """Rank; without an answer nothing is inserted."""
+        """Rank; a set without an answer inserts nothing."""
         first = min(self.k, n)
         top = (yield from super().rank(first)) if first > 1 else [0]
         for start in range(first, n, self.children):
@@ -117,7 +118,7 @@ class SetwiseInsertion(SetwiseHeapsort):
         return top
 
     def _place(self, document: int, top: list[int]) -> Generator[list[PromptGroup], list[Answer], int]:
-        """Return the place of a document in an order; the end if an answer is missing."""
+        """Return the place of a document in the order; the end if an answer is missing."""
         low, high = 0, len(top)
         while low < high:
             step = -(-(high - low + 1) // (self.children + 1))

@@ -1,4 +1,4 @@
-"""One window from the top, and all others against a pivot from it: top-down partitioning."""
+"""Top-down partitioning: order the first window, then compare all others with a pivot from it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from .base import Rounds, Schedule
 
 @dataclass(frozen=True)
 class TopDown(Schedule):
-    """Orders the first window, then asks which other documents are better than its pivot, and orders those.
+    """Orders the first window, finds other documents that are better than its pivot, and orders those.
 
-    Source: top-down partitioning (Parry et al. 2024, arXiv 2405.14589). The first-stage ranking is trusted to have a
-    good pivot in its first window: with a bad one, more documents than `budget` are better than the pivot. Differs
-    from the authors' code, which goes through the partitions one after the other until it has `budget` documents: here
-    all partitions share a round, and documents beyond the budget follow in the order of the partitions. Where the
-    better documents are partitioned once more, that code appends those behind the second pivot after all that are
-    behind the first; here they stand before the first pivot, as they are better than it.
+    Source: top-down partitioning (Parry et al. 2024, arXiv 2405.14589). The method assumes that the first window of the
+    first stage has a good pivot; with a bad one, more than `budget` documents are better than the pivot. Differs from
+    the authors' code, which processes the partitions one by one until it has `budget` documents: here, all partitions
+    share a round, and documents beyond the budget follow in the order of the partitions. If the better documents are
+    partitioned again, that code appends those below the second pivot after all documents below the first one; here,
+    they are ranked above the first pivot, because they are better than it.
 
-    Prompts, where answers decide whether the last one is needed: at most 2 + ceil((n - window) / (window - 1)) for
-    n > window and a budget of at most a window, in 3 rounds: 7 for 100 documents. A larger budget may repeat this with
-    the documents that were better.
+    Prompts, if the answers require the last one: at most 2 + ceil((n - window) / (window - 1)) for n > window and a
+    budget of at most a window, in 3 rounds: 7 for 100 documents. A larger budget can repeat this with the better
+    documents.
 
     Args:
-        window: most documents in a prompt. 20 in Parry et al. 2024.
-        pivot: rank of the pivot in the first window, and the number of documents on top. 10 in Parry et al. 2024.
-        budget: how many documents that are better than the pivot are ordered once more. 20 in Parry et al. 2024; None
-            for all.
+        window: the maximum number of documents in a prompt. 20 in Parry et al. 2024.
+        pivot: the rank of the pivot in the first window and the number of top documents. 10 in Parry et al. 2024.
+        budget: the maximum number of documents better than the pivot that are ordered again. 20 in Parry et al. 2024;
+            None for all.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("parry-2024-top",)
@@ -38,7 +38,7 @@ class TopDown(Schedule):
     budget: int | None = argument(20, at_least=1)
 
     def rank(self, n: int) -> Rounds:
-        """Rank; without an answer the first window keeps its order, and a partition stays behind."""
+        """Rank; without an answer, the first window keeps its order, and a partition stays below the pivot."""
         return (yield from self._top(list(range(n))))
 
     def _top(self, documents: list[int]) -> Rounds:

@@ -1,4 +1,4 @@
-"""Groups whose best go on to the next stage, several times: TourRank."""
+"""Tournaments of several stages: TourRank."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ STAGES = ((20, 10), (10, 4), (20, 10), (10, 5), (5, 2))
 
 @dataclass(frozen=True)
 class Tournament(Schedule):
-    """Tournaments in which the best of each group go on to the next stage, with a point for each stage.
+    """Tournaments in which the best of each group get a point and advance to the next stage.
 
-    Source: TourRank (Chen et al. 2025, arXiv 2406.11678). The ranking so far is dealt out to the groups, so that each
-    has its share of the best; within a group the order is random. Documents are ranked by the points of all
-    tournaments, then by the first stage. Groups are as even as possible, and the same share of each goes on. Differs in
-    the prompt, which asks for an order of the group; its best go on.
+    Source: TourRank (Chen et al. 2025, arXiv 2406.11678). The current ranking is dealt out to the groups, so that each
+    gets its share of the best; the order within a group is random. Documents are ranked by the points of all
+    tournaments, then by the first stage. Groups are as even as possible, and the same share of each advances. Differs
+    in the prompt, which asks for an order of the group, of which the best advance.
 
-    Prompts: the sum over the stages of ceil(documents in it / group size), times `tournaments`, in as many rounds as
-    there are stages: 13 for 100 documents and one tournament.
+    Prompts: the sum over the stages of ceil(documents / group size), times `tournaments`, with one round per stage: 13
+    for 100 documents and one tournament.
 
     Args:
-        tournaments: how many, all at the same time. 1 and 10 in Chen et al. 2025 (TourRank-1, TourRank-10).
-        stages: for each stage the most documents in a group, and how many of a full group go on.
-        seed: decides about the orders within groups.
+        tournaments: the number of tournaments, which run in parallel. 1 and 10 in Chen et al. 2025 (TourRank-1,
+            TourRank-10).
+        stages: for each stage, the maximum number of documents in a group and how many of a full group advance.
+        seed: the random seed of the orders within groups.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("chen-2025-tourrank",)
@@ -43,11 +44,11 @@ class Tournament(Schedule):
         object.__setattr__(self, "stages", tuple((size, best) for size, best in self.stages))
         if not self.stages or not all(0 < best < size for size, best in self.stages):
             raise ValueError(
-                f"stages={self.stages!r} must be pairs (documents in a group, how many of them go on), e.g. {STAGES!r}"
+                f"stages={self.stages!r} must be pairs (documents in a group, how many advance), e.g. {STAGES!r}"
             )
 
     def rank(self, n: int) -> Rounds:
-        """Rank; in a group without an answer no document gets a point or goes on."""
+        """Rank; in a group without an answer, no document gets a point or advances."""
         points: Counter[int] = Counter()
         rngs = [random.Random(f"{self.seed}|{number}") for number in range(self.tournaments)]
         entrants = [list(range(n)) for _ in rngs]
@@ -60,7 +61,7 @@ class Tournament(Schedule):
             for number, of_one in enumerate(groups):
                 winners = {d for group in of_one for d in (next(answers) or ())[: winner_count(len(group), size, best)]}
                 points.update(winners)
-                # Winners have the same points in this tournament: the first stage orders them.
+                # Winners have the same points in this tournament, so the first stage orders them.
                 entrants[number] = sorted(winners)
         return sorted(range(n), key=lambda document: -points[document])
 
@@ -74,11 +75,11 @@ class Tournament(Schedule):
 
 
 def deal(documents: list[int], size: int) -> list[PromptGroup]:
-    """Return the documents in as few groups of at most `size` as possible, dealt out one by one."""
+    """Deal the documents out one by one to as few groups of at most `size` as possible."""
     groups = -(-len(documents) // size)
     return [documents[first::groups] for first in range(groups)]
 
 
 def winner_count(documents: int, size: int, best: int) -> int:
-    """Return how many of a group go on: `best` of a full one of `size`, and the same share of others, rounded up."""
+    """Return how many of a group advance: `best` of a full group of `size`, otherwise the same share, rounded up."""
     return -(-documents * best // size)
