@@ -28,6 +28,7 @@ settings.load_profile("few")
 
 def pytest_configure(config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.* rows have no (text|query)")
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # no export is reported to OpenVINO's makers
 
 
 def pytest_collection_modifyitems(items) -> None:

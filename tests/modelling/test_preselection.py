@@ -24,7 +24,7 @@ from pyterrier_longdoc.modelling.tokens import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, make, slow_but
+from ..support.systems import QRELS, QUIET, make, slow_but
 
 pytestmark = QUIET
 FILLER = "the cat and the bird walk to the river in the rain and sing by the old tree"  # 18 words
@@ -120,9 +120,7 @@ def test_a_table_counts_forms_of_a_word_together():
     assert selector.document_frequencies == {"cafe": 3, "cat": 1}
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(REPRESENTATIVE, sorted(CROSS_ENCODERS.keys() - {"FirstP", "LongP"} | {"BiEncoder-max"}))
-)
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*REPRESENTATIVE, "MaxSim", "NeuralModel1", "TKL"]))
 def test_every_family_reads_the_best_windows(name, cross_encoder):
     results = tiny.results()
     results["text"] = [LONG, "a short dog", LONG, "", None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+from contextlib import redirect_stdout
 
 import numpy as np
 import pandas as pd
@@ -44,21 +46,48 @@ def candidates() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    return tiny.checkpoint(tmp_path_factory.mktemp("bert"), "bert")
+    return tiny.checkpoint(tmp_path_factory.mktemp("bert"), "bert", num_hidden_layers=1)
+
+
+def quantized_model(model, candidates):
+    """The int8 twin of a model, and what was printed while it was made."""
+    with redirect_stdout(io.StringIO()) as printed:
+        return model.quantize(candidates), printed.getvalue()
 
 
 @pytest.fixture(scope="module")
-def int8(folder, candidates):
-    return ld.MaxP(folder, **SLIDING).quantize(candidates)
+def original(folder):
+    return ld.MaxP(folder, **SLIDING)
 
 
-def test_scores_are_close_to_those_in_float32(int8, folder, candidates):
-    expected = scores(ld.MaxP(folder, **SLIDING), candidates)
+@pytest.fixture(scope="module")
+def expected(original, candidates):
+    """The scores of the model in float32, before its twin is made."""
+    return scores(original, candidates)
+
+
+@pytest.fixture(scope="module")
+def quiet(original, expected, candidates):
+    return quantized_model(original, candidates)
+
+
+@pytest.fixture(scope="module")
+def verbose(folder, candidates):
+    """Another one of the same checkpoint, with progress bars."""
+    return quantized_model(ld.MaxP(folder, **SLIDING, verbose=True), candidates)
+
+
+@pytest.fixture(scope="module")
+def int8(quiet):
+    return quiet[0]
+
+
+def test_scores_are_close_to_those_in_float32(int8, expected, candidates):
     assert np.corrcoef(scores(int8, candidates), expected)[0, 1] > 0.8
 
 
-def test_scores_are_not_those_in_float32(int8, folder, candidates):
-    assert np.abs(scores(int8, candidates) - scores(ld.MaxP(folder, **SLIDING), candidates)).max() > 1e-4
+def test_scores_are_not_those_in_float32(int8, expected, candidates):
+    assert np.abs(scores(int8, candidates) - expected).max() > 1e-4
 
 
 def test_coverage_names_precision_and_runtime(int8, candidates):
@@ -67,14 +96,13 @@ def test_coverage_names_precision_and_runtime(int8, candidates):
 
 
 def test_a_score_depends_on_query_and_text_alone(int8, candidates):
-    expected = scores(int8, candidates)
+    together = scores(int8, candidates)
     alone = np.concatenate([scores(int8, candidates.iloc[[row]]) for row in range(5)])
-    np.testing.assert_allclose(alone, expected[:5], atol=1e-4)
+    np.testing.assert_allclose(alone, together[:5], atol=1e-4)
 
 
-def test_the_same_candidates_and_seed_give_the_same_scores(int8, folder, candidates):
-    twin = ld.MaxP(folder, **SLIDING).quantize(candidates)
-    np.testing.assert_allclose(scores(twin, candidates), scores(int8, candidates), atol=1e-5)
+def test_the_same_candidates_and_seed_give_the_same_scores(int8, verbose, candidates):
+    np.testing.assert_allclose(scores(verbose[0], candidates), scores(int8, candidates), atol=1e-5)
 
 
 def test_the_key_and_the_repr_differ_from_those_of_the_model_it_is_made_from(int8, folder):
@@ -83,12 +111,15 @@ def test_the_key_and_the_repr_differ_from_those_of_the_model_it_is_made_from(int
     assert "int8" in repr(int8)
 
 
-def test_the_model_that_it_is_made_from_stays_as_it_was(folder, candidates):
-    model = ld.MaxP(folder, **SLIDING)
-    before = scores(model, candidates)
-    model.quantize(candidates)
-    np.testing.assert_array_equal(scores(model, candidates), before)
-    assert model.coverage.dtype == "float32"
+def test_the_model_that_it_is_made_from_stays_as_it_was(int8, original, expected, candidates):
+    np.testing.assert_array_equal(scores(original, candidates), expected)
+    assert original.coverage.dtype == "float32"
+
+
+def test_int8_that_ranks_windows_differently_is_refused(original, candidates, monkeypatch):
+    monkeypatch.setattr(quantized, "LEAST_TAU", 1.01)
+    with pytest.raises(ValueError, match="Kendall's tau"):
+        original.quantize(candidates)
 
 
 def test_saved_and_loaded(int8, candidates, tmp_path):
@@ -140,9 +171,9 @@ def test_other_runtimes_and_precisions_are_refused(arguments, int8, candidates):
         int8.apply_attributes(**arguments)(candidates)
 
 
-def test_too_few_windows_are_refused(folder, candidates):
+def test_too_few_windows_are_refused(original, candidates):
     with pytest.raises(ValueError, match="too few"):
-        ld.MaxP(folder, **SLIDING).quantize(candidates.head(1))
+        original.quantize(candidates.head(1))
 
 
 def test_a_model_without_export_is_refused(folder, candidates):
@@ -150,13 +181,5 @@ def test_a_model_without_export_is_refused(folder, candidates):
         make("CEDR-knrm", folder).quantize(candidates)
 
 
-def test_a_quantization_that_has_failed_is_refused(folder, candidates, monkeypatch):
-    monkeypatch.setattr(quantized, "LEAST_TAU", 1.01)
-    with pytest.raises(ValueError, match="Kendall's tau"):
-        ld.MaxP(folder, **SLIDING).quantize(candidates)
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_progress_bars_are_shown_only_if_verbose(folder, candidates, capsys, verbose):
-    ld.MaxP(folder, **SLIDING, verbose=verbose).quantize(candidates)
-    assert ("Statistics collection" in capsys.readouterr().out) == verbose
+def test_progress_bars_are_shown_only_if_verbose(quiet, verbose):
+    assert ["Statistics collection" in printed for _, printed in (quiet, verbose)] == [False, True]

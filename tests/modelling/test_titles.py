@@ -10,7 +10,7 @@ import pytest
 import pyterrier_longdoc as ld
 
 from ..support import tiny, tiny_long
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
+from ..support.systems import CONTRACT, QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
 
@@ -112,10 +112,7 @@ def test_the_largest_input_fits(cross_encoder):
     model(row)
 
 
-REPEATING = [name for name in SYSTEMS if name != "TKL"]
-
-
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, REPEATING))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [name for name in CONTRACT if name != "TKL"]))
 def test_every_family_reads_titles(name, results):
     titled, plain = make(name, **TITLED), make(name)
     short = results[results["docno"] != "d1"]  # LongP's one window leaves room for titles
@@ -177,7 +174,7 @@ def test_selecting_models_get_the_text_that_is_read(kind, results, monkeypatch):
     assert tokenizer.decode(windows[0].ids, skip_special_tokens=True).startswith("old dog the red ")
 
 
-@pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPEATING if name in CROSS_ENCODERS]))
+@pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPRESENTATIVE if name in TRAINABLE]))
 def test_fit_reads_titles(name, results):
     recipe = ld.TrainingArgs(learning_rates={"": 1e-2}, epochs=2, dropout=0.0)
     models = [make(name, training=recipe, **TITLED) for _ in range(2)]

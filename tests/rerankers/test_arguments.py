@@ -16,7 +16,7 @@ from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.rerankers.reranker import Reranker
 
 from ..support import tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, changed, make, scores, slow_but
+from ..support.systems import QRELS, QUIET, REPRESENTATIVE, SYSTEMS, TRAINABLE, changed, make, scores, slow_but
 
 pytestmark = QUIET
 
@@ -178,7 +178,7 @@ def test_every_reranker_is_tried_here():
     assert classes - {"CrossEncoder"} == {cls.__name__ for cls, _ in SYSTEMS.values()}
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
 def test_apply_attributes_keeps_weights(name):
     model = make(name)
     parts = model.model

@@ -9,7 +9,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise import CallableBackend, Reply
 
-from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but, told_of
+from ..support.systems import QUIET, REPRESENTATIVE, make, told_of
 
 pytestmark = QUIET
 
@@ -33,7 +33,7 @@ def likely(messages):
 
 
 MODELS = {
-    **{name: lambda name=name: make(name) for name in SYSTEMS},
+    **{name: lambda name=name: make(name) for name in (*REPRESENTATIVE, "Birch", "TKL")},
     "function": lambda: ld.MaxP(ld.PairScorer(overlap), window_size=10, stride=5),
     "RankGPT": lambda: ld.RankGPT(lambda messages: "[1]", on_failure="keep", answer=ld.listwise.Permutation()),
     "Pointwise": lambda: ld.Pointwise(likely, concurrency=2),
@@ -48,10 +48,7 @@ def counts(coverage) -> tuple[int, int, int, int]:
     return coverage.rows, coverage.rows_without_text, coverage.rows_without_query, coverage.queries_empty
 
 
-QUICK = [*REPRESENTATIVE, "Birch", "TKL", "function", "RankGPT", "Pointwise"]
-
-
-@pytest.mark.parametrize("name", slow_but(QUICK, MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_every_model_counts_and_tells(name):
     model = MODELS[name]()
     [message] = told(lambda: model(RUN))

@@ -18,7 +18,7 @@ from pyterrier_longdoc.training import TeacherScores
 
 from ..support import terrier, tiny
 from ..support.llm import oracle
-from ..support.systems import CONTRACT, CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
+from ..support.systems import QRELS, QUIET, REPRESENTATIVE, SYSTEMS, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
 
@@ -33,8 +33,7 @@ def by_pair(frame: pd.DataFrame) -> pd.Series:
     return frame.set_index(["qid", "docno"])["score"].sort_index()
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS), indirect=True)
-def test_pyterrier_test_case(name, fresh, nothing_loads):
+def test_pyterrier_test_case(fresh, nothing_loads):
     case = pt.testing.transformer_test_class(lambda: fresh)
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
@@ -190,7 +189,7 @@ def test_grid_search(name, parameter, values):
 
 
 @pytest.mark.parametrize("validated", [False, True])
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [name for name in CONTRACT if name in CROSS_ENCODERS]))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
 def test_fit_in_a_pipeline(name, validated):
     model = make(name, training=ld.TrainingArgs(epochs=2, margin=100.0, learning_rates={"": 1e-2}))
     before = scores(model, CANDIDATES)

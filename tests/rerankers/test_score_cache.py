@@ -21,7 +21,7 @@ from pyterrier_longdoc.modelling.weights import fingerprint
 from pyterrier_longdoc.rerankers.score_cache import keys_of_pairs
 
 from ..support import own, tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
+from ..support.systems import QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
 FAST_LEARNING = ld.TrainingArgs(learning_rates={"": 1e-2})
@@ -62,7 +62,7 @@ def encoded(monkeypatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
 def test_second_run_reads(name, path, results, encoded):
     model, plain = make(name, score_cache=path), make(name)
     expected, coverage = scores(plain, results), plain.coverage
@@ -249,7 +249,7 @@ def test_explanations_do_not_come_from_the_cache(path, results):
 # Behind the caches of pyterrier-caching.
 
 
-@pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "CEDR-knrm", "LongP", "LateIR", "BiEncoder-max"]))
+@pytest.mark.parametrize("name", slow_but(["MaxP"], REPRESENTATIVE))
 def test_scores_and_ranks_are_those_of_the_model(name, path, encoded):
     caching = pytest.importorskip("pyterrier_caching")
     model, results = make(name), tiny.results()

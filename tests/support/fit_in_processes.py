@@ -1,17 +1,16 @@
-"""Fits a model: `torchrun --nproc_per_node 2 tests/support/fit_in_processes.py BACKBONE OUT [DIE_AT]`."""
+"""A training of one process, or of several that train together."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pyterrier_longdoc as ld
-from tests.support.toy import optimizer_steps, toy_task
+
+from .toy import optimizer_steps, toy_task
 
 
 def main(backbone: str, out: str, die_at: str = "0") -> None:
@@ -41,7 +40,3 @@ def main(backbone: str, out: str, die_at: str = "0") -> None:
     again.fit(run, judged).save(Path(out) / f"again-{rank}")
     gradients = {str(number): gradient for number, (_, gradient, _) in enumerate(steps)}
     save_file(gradients, Path(out) / f"gradients-{rank}.safetensors")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

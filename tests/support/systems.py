@@ -67,7 +67,13 @@ REPRESENTATIVE = ("MaxP", "PARADE-pretrained", "LateIR", "CEDR-knrm", "BiEncoder
 """Systems with code of their own between text and score; the others differ from one of them in a head or in windows."""
 
 CONTRACT = (*REPRESENTATIVE, "FirstP", "LongP", "Birch", "PARADE-query", "MaxSim", "NeuralModel1", "TKL")
-"""Also those that read, remember or need something else: what holds for these does not depend on the head."""
+"""Also those that read, remember or need something else: what holds for these does not depend on the head.
+
+FirstP and LongP read one window, Birch sentences and a first stage's scores, PARADE-query the states of the query,
+NeuralModel1 those of all tokens; MaxSim and TKL have encoders of their own.
+"""
+TRAINABLE = tuple(name for name in CONTRACT if name in CROSS_ENCODERS)
+"""Those that can be trained and saved."""
 
 QUIET = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.cross_encoder.UntrainedWarning"),
