@@ -59,34 +59,33 @@ class CrossEncoder(Reranker, pt.Estimator):
     Scores are logits. A changed attribute keeps the weights, unless it needs other weights.
 
     Args:
-        backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
-            DeBERTa, DistilBERT, ModernBERT), without its last layer, or a plain encoder, which needs `fit` first. Or,
-            for models that aggregate scores, a scorer without weights here: `ScoreServer`, `PairScorer`. Default: a
-            public MS MARCO passage cross-encoder.
-        pooling: the window's vector, from the last layer's states: `"cls"` (the first token's), `"mean"` (of all
-            tokens, query and special ones included) or `"last"` (the last token's). A cross-encoder's classification
-            head is then left out, and the model must be trained. None: as the checkpoint was trained, with its
-            classification head; without one, `"mean"` for JINA and language models, as in Boytsov et al. 2025, and
-            `"cls"` for the others.
-        template: the words around a query and a window, for language models: the name of one (`"qwen3-reranker"`,
-            `"mxbai-rerank-v2"`, `"bge-reranker-v2-gemma"`, `"monot5"`; `"yes-no"` asks a chat model, `"plain"` is for a
-            model before its training), a `Template`, or a text with `{query}` and `{text}`. None takes it from the
-            checkpoint's files. If they name none, a language model that was trained to rank is refused, and any other
-            reads `"plain"`.
-        layout: how a query and a window become one input. `"pair"` is the tokenizer's layout for two texts, with which
-            cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; or an `InputLayout`, or the
-            name of another one that a preset uses.
-        score_cache: a file that stores scores by weights, settings, query and text. A second run of the same model over
-            the same texts reads them, and an interrupted run goes on: each block of texts is written when it is done.
-            Not used with `explain`, in the validation of `fit`, or for a class with code of your own but no `describe`
-            of its own.
-        training: the recipe of `fit`; None for `TrainingArgs()`.
+        backbone: a Hugging Face model name or a folder, with a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
+            DeBERTa, DistilBERT, ModernBERT and more) or with a plain encoder, which requires `fit`. Models that
+            aggregate scores also take a `ScoreServer` or a `PairScorer`. Default: a public MS MARCO passage
+            cross-encoder.
+        pooling: how the last layer's states become the vector of a window: `"cls"` (the first token's state), `"mean"`
+            (over all tokens, including the query and special tokens) or `"last"` (the last token's state). This drops
+            the classification head of a cross-encoder, so the model must be trained. None uses the checkpoint's own
+            pooling and classification head. If it has none: `"mean"` for JINA and language models, as in Boytsov et al.
+            2025, and `"cls"` for others.
+        template: the prompt for language models: a name (`"qwen3-reranker"`, `"mxbai-rerank-v2"`,
+            `"bge-reranker-v2-gemma"`, `"monot5"`, `"yes-no"` for chat models, `"plain"` for untrained models), a
+            `Template`, or a text with `{query}` and `{text}`. None uses the template in the checkpoint's files. If
+            there is none, language models that were trained to rank are rejected, and others use `"plain"`.
+        layout: how a query and a window form an input. `"pair"` is the tokenizer's layout for two texts, with which
+            cross-encoders were trained. `"padded"` is the fixed layout of Boytsov et al. 2025. Also an `InputLayout`,
+            or the name of another layout in `presets`.
+        score_cache: a file that stores scores by weights, settings, query and text. A second run over the same texts
+            reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
+            cache is not used with `explain`, for the validation in `fit`, or for your own subclasses without their own
+            `describe`.
+        training: the recipe for `fit`; None for `TrainingArgs()`.
 
     Attributes:
-        trained_on: the queries of the last `fit`, and why it left out others; None before.
+        trained_on: the training queries of the last `fit`, and why others were left out; None before the first call.
 
     Example:
-        `bm25 >> ld.CrossEncoder.load("folder")` is the model that was saved there, whatever its class.
+        `bm25 >> ld.CrossEncoder.load("folder")` restores a saved model of any class.
     """
 
     _: KW_ONLY
@@ -97,8 +96,8 @@ class CrossEncoder(Reranker, pt.Estimator):
     training: TrainingArgs | None = argument(None, role="call")
 
     _starts_trained: ClassVar[str] = (
-        "with a cross-encoder as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with "
-        "knrm and others start trained"
+        "FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others need no training if the backbone is a "
+        "cross-encoder with its own pooling"
     )
     """For the warning of an untrained model."""
     head_name: ClassVar[str] = ""
@@ -140,7 +139,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
 
     def _backbone_options(self) -> BackboneOptions:
-        """Return how the pre-trained part is used where there is a choice."""
+        """Return the options of the pre-trained part."""
         template = None if self.template is None else resolve_template(self.template)
         return BackboneOptions(pooling=self.pooling, template=template)
 
@@ -152,7 +151,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def origin(self) -> Checkpoint | Scorer:
-        """The origin of the scores: a checkpoint, or a scorer without weights here."""
+        """The origin of the scores: a checkpoint, or an external scorer without weights."""
         return origin_of(self)
 
     def cited(self) -> list[str]:
@@ -181,7 +180,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         return replace(super().settings(), layout=resolve_layout(self.layout))
 
     def weight_arguments(self) -> dict[str, Any]:
-        """Return the arguments that the weights depend on, besides those of the head."""
+        """Return the arguments on which the weights depend, except those of the head."""
         values = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
         return saved.without_paths({name: value for name, value in values.items() if name not in self.head_spec()[1]})
 
@@ -205,12 +204,12 @@ class CrossEncoder(Reranker, pt.Estimator):
     def _refuse_change(self, what: str) -> NoReturn:
         name = type(self).__name__
         raise ValueError(
-            f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
+            f"this {name} has trained weights, which a change of {what} would discard: create a new {name}(...) instead"
         )
 
     def _refuse_quantized(self, what: str) -> None:
         if self._model is not None and self._model.encoder.quantized is not None:
-            raise ValueError(f"{self!r} is quantized and cannot be {what}: take the model that it was made from")
+            raise ValueError(f"{self!r} is quantized and cannot be {what}: use the model from which it was quantized")
 
     @property
     def is_trained(self) -> bool:
@@ -218,10 +217,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         return self._model is not None and self._model.trained
 
     def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
-        """See the base class; scores in the `score_cache` are read from it."""
+        """See the base class. Scores that are in the `score_cache` are read from it."""
         model = self.model
         if not model.ready:
-            message = f"{type(self).__name__} has randomly initialised layers: its scores mean nothing before fit"
+            message = f"{type(self).__name__} has randomly initialized layers: its scores are meaningless before fit"
             warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:
             return score_with_cache(self, model, queries, texts, bar)
@@ -245,9 +244,9 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Args:
             topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
-            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
-                `judged="all"` judged documents that are no candidates count, too, for queries with a candidate, if the
-                `text_loader` has them.
+            qrels_tr: `qid, docno, label`; candidates without a positive label are negatives. If the recipe has
+                `judged="all"`, judged documents that are not candidates are added for queries with a candidate, if the
+                `text_loader` has their texts.
             topics_or_res_va: validation candidates; the weights with the best `metric` on them are kept.
             qrels_va: labels of the validation candidates.
 
@@ -255,20 +254,20 @@ class CrossEncoder(Reranker, pt.Estimator):
             This transformer.
 
         Raises:
-            ValueError: if there is nothing to train or to validate on, if a label, score or text is wrong, or if the
+            ValueError: if there is nothing to train or to validate on, if a label, score or text is invalid, or if the
                 recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
-            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+            TypeError: for a `ScoreServer` or a `PairScorer`, which cannot be trained.
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
-        A trained model goes on from its weights with a `ContinuedTrainingWarning`, unless `start_from` gave them. An
-        interrupted training keeps the best validated weights, else those of the last step. If the recipe names a
-        checkpoint folder, a killed training goes on when the program is started again, and a finished one when the
-        limit that ended it is raised: `max_steps`, `epochs` or `patience`.
+        Training a trained model continues from its weights with a `ContinuedTrainingWarning`, unless they came from
+        `start_from`. Interrupted training keeps the weights of the best validation, or of the last step without one. If
+        the recipe names a checkpoint folder, training resumes there when the program is restarted. Finished training
+        continues if you raise the limit that ended it: `max_steps`, `epochs` or `patience`.
 
-        Afterwards `trained_on` tells which queries were trained on, and `coverage` how much was read of the texts in
-        the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries or judged documents
-        were left out.
+        Afterwards, `trained_on` reports the training queries, and `coverage` how much of the training texts was read.
+        With `verbose`, both are printed. Otherwise, a `LeftOutWarning` warns if queries or judged documents were left
+        out.
         """
         self.origin.need_weights("trained")
         self._refuse_quantized("trained")
@@ -279,14 +278,17 @@ class CrossEncoder(Reranker, pt.Estimator):
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
         if model is not None and model.trained and not model.started and not resumes:
-            problem = f"this {type(self).__name__} is trained already: fit goes on from its weights"
-            warn(f"{problem}; to train afresh, make a new one", ContinuedTrainingWarning)
+            problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
+            warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
         self.trained_on = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:
             pt.tqdm.write(f"{name}: {self.trained_on}")
         elif not self.verbose and data.trained_on.is_partial:
-            warn(f"{name} is not trained on all queries or judged documents (see .trained_on).", LeftOutWarning)
+            warn(
+                f"{name}: some queries or judged documents are left out of the training (see .trained_on).",
+                LeftOutWarning,
+            )
         model, settings = self.model, None
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
@@ -313,7 +315,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def _validation(
         self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
     ) -> tuple[Callable[[], float] | None, int]:
-        """Return the function that gives the validation's metric, and the number of its queries.
+        """Return a function that computes the validation metric, and the number of validation queries.
 
         The data is checked now, not after the first epoch.
         """
@@ -325,30 +327,30 @@ class CrossEncoder(Reranker, pt.Estimator):
         queries = check_validation(results, qrels)
 
         def validate() -> float:
-            # No later run has these weights: their scores need no place in the cache.
-            # Each validation has other weights, which are not worth an export.
+            # No later run has these weights, so their scores are not cached.
+            # Every validation has new weights, and an export takes longer than it saves.
             with changed(self, runtime="torch", _validating=True):
                 return evaluate(self.transform(results), qrels, metric)
 
         return validate, queries
 
     def start_from(self, other: Reranker) -> "CrossEncoder":
-        """Take over another model's weights, those of its head only if it is of the same kind; return this transformer.
+        """Copy the weights of another model, including its head if it is of the same kind; return this transformer.
 
-        CEDR is so trained after the plain ranker, and a model for a small collection after one for a large collection.
+        For instance, start CEDR from the plain ranker, or a model for a small collection from one for a large one.
 
         Args:
-            other: a model with the same kind of backbone. From a `BiEncoder` only the backbone's weights are taken: the
-                model must be trained.
+            other: a model with the same kind of backbone. Of a `BiEncoder`, only the backbone's weights are copied, so
+                this model must be trained.
 
         Raises:
-            ValueError: if it is no model of this package, or has another kind of backbone or another vocabulary.
+            ValueError: if it is not a model of this package, or has another kind of backbone or another vocabulary.
         """
         rule = "a reranker of this package in memory; CrossEncoder.load(...) restores a saved one"
         check_type(Reranker, rule, other=other)
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
-                reranker.origin.need_weights("started from another model, nor another one from it")
+                reranker.origin.need_weights("started from another model, and no other model can start from it")
         self._refuse_quantized("started from another model")
         start_from(self.model, other.model, self.seed)
         return self
@@ -356,18 +358,18 @@ class CrossEncoder(Reranker, pt.Estimator):
     def quantize(self, candidates: pd.DataFrame, *, windows: int = 200) -> "CrossEncoder":
         """Return a copy that computes its backbone in int8 with OpenVINO, for CPUs with int8 instructions.
 
-        The scales of activations are set once, by a few windows of these candidates. Afterwards a score depends on
-        query and text only. Scores differ from those in float32 in the second digit; `coverage.dtype` is `"int8"`. The
-        copy can be saved, but not trained.
+        The quantization is calibrated once, on windows of these candidates. Scores then depend only on query and text.
+        They differ from scores in float32 in the second digit. `coverage.dtype` is `"int8"`. The copy can be saved but
+        not trained.
 
         Args:
             candidates: as for `transform`.
-            windows: how many windows to calibrate on, drawn by the model's seed.
+            windows: the number of calibration windows, drawn with the model's seed.
 
         Raises:
-            ValueError: for a model that OpenVINO cannot compute, for too few windows, or if int8 changes their ranking
-                too much.
-            ImportError: without NNCF.
+            ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if int8 changes their
+                ranking too much.
+            ImportError: if NNCF is not installed.
         """
         self.origin.need_weights("quantized")
         validated(candidates, self.text_field, self.text_loader, self)
@@ -380,7 +382,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row for each epoch and each validation so far; `training.plot_history` draws it.
+        """One row per epoch and per validation; `training.plot_history` plots it.
 
         Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate`, `documents_per_second` and, with
         validation data, `validation`.
@@ -389,79 +391,79 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def recipe(self) -> TrainingArgs:
-        """The recipe of `fit`: `training` or the model's default, with the model's seed if it has none."""
+        """The recipe for `fit`: `training`, or the model's default; the model's seed if the recipe has none."""
         recipe = self.training or self.default_training()
         return recipe if recipe.seed is not None else recipe.with_seed(int(self.seed))
 
     # Copies: in memory, on disk, on the hub.
 
     def apply_attributes(self, **attributes: Any) -> "CrossEncoder":
-        """Return a copy with other constructor arguments, trained weights included."""
+        """Return a copy with its trained weights and some constructor arguments changed."""
         clone = type(self)(**{**arguments_of(self), **attributes})
         clone._model = copy.deepcopy(self._model)
         return clone
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
+        """Save the model to a folder: config.json, model.safetensors, tokenizer, model card and training.json.
 
         Args:
             folder: created if it does not exist; `load` restores the model from it.
 
         Raises:
-            ValueError: for a backbone with remote code, whose code would be missing from the folder.
-            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+            ValueError: if the backbone uses remote code, which would be missing from the folder.
+            TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
         """
         saved.save(self, Path(folder))
 
     def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
-        """Write a trained model as a small difference from its backbone.
+        """Save a trained model as a small difference from its backbone.
 
-        `load` restores it like any other model, if it finds the same backbone. A matrix that was trained with LoRA is
-        kept as a product of low rank in fp16, any other in a byte a weight: scores change in the third or fourth digit.
+        `load` restores it like any other model, but needs the same backbone. Matrices that were trained with LoRA are
+        stored as low-rank products in fp16, all others with one byte per weight. Scores change in the third or fourth
+        digit.
 
         Args:
             folder: created if it does not exist.
-            upon: another adapter, on the hub or in this package, from which this model has gone on: only what its
-                encoder has changed since is written, and `load` needs both.
+            upon: another adapter, on the hub or in this package, from which the training of this model started. Only
+                the changes of the encoder since then are saved, and `load` needs both adapters.
         """
         self.origin.need_weights("saved")
         self._refuse_quantized("saved as an adapter")
         saved.write_adapter(self, Path(folder), upon)
 
     def export(self, folder: str | Path) -> None:
-        """Write a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
+        """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
 
-        transformers (`AutoModelForSequenceClassification`), the `CrossEncoder` of sentence-transformers and servers of
-        such models load it, and so does this class, as its backbone. FirstP, MaxP, SumP, AvgP, KMaxP and SoftMaxP can
-        be exported. Windows and the truncation of queries are not part of the checkpoint; its model card names them.
-        The classifier of a BERT or RoBERTa that was trained without one gets a layer that changes nothing: its tanh is
-        computed where it is linear, to an error of 1e-5.
+        It loads in transformers (`AutoModelForSequenceClassification`), in the `CrossEncoder` of sentence-transformers,
+        in servers of such models, and as a backbone in this package. FirstP, MaxP, SumP, AvgP, KMaxP and SoftMaxP can
+        be exported. Windows and query truncation are not part of the checkpoint; its model card describes them. BERT
+        and RoBERTa classifiers contain a tanh. If the model was trained without one, its weights are scaled so that the
+        tanh is linear, with an error of 1e-5.
 
         Args:
             folder: a new or an empty folder.
 
         Raises:
-            ValueError: for a model that this format cannot express; the message says why.
-            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+            ValueError: if the format cannot express the model; the message says why.
+            TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
         """
         export_classifier(self, Path(folder))
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
-        """Restore a model that `save` or `push_to_hub` wrote.
+        """Restore a model from `save` or `push_to_hub`.
 
         Args:
-            name: a folder, a model on the Hugging Face hub, or a model in this package, e.g.
-                `"longdoc:maxp"`.
-            revision: branch, tag or commit on the hub.
+            name: a folder, a model on the Hugging Face hub, or a packaged model such as `"longdoc:maxp"`.
+            revision: a branch, tag or commit on the hub.
             **parameters: constructor arguments to change, e.g. `device="cpu"`.
 
         Returns:
-            A transformer of this class, or of a subclass outside this package; `CrossEncoder.load` restores any class.
+            A transformer of this class or of your own subclass; `CrossEncoder.load` restores models of any class.
 
         Raises:
-            ValueError: if it is no model that this package saved, if it is of another class, or if its own code is not
-                imported yet; the message names the module.
+            ValueError: if this package did not save the model, if it has another class, or if the module with its class
+                is not imported yet; the message names the module.
         """
         reranker, model = saved.load(cls, CrossEncoder, name, revision, parameters)
         reranker._model = model
@@ -481,16 +483,16 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
 
         Args:
-            repo_id: `user/name`; made if need be.
-            private: make it private.
-            license: of the weights, for the model's card, e.g. `"mit"`.
-            datasets: what it was trained on, for the card, e.g. `["irds/msmarco-document"]`.
-            commit_message: of the upload.
-            artifact: also write it to the data set of this name, where `pt.Artifact.from_hf(repo_id)` looks for it.
-            format: `"longdoc"`, as `save` writes it, or `"standard"`, as `export` does.
+            repo_id: `user/name`; created if it does not exist.
+            private: whether the repository is private.
+            license: the licence of the weights for the model card, e.g. `"mit"`.
+            datasets: the training data for the model card, e.g. `["irds/msmarco-document"]`.
+            commit_message: the message of the commit.
+            artifact: also upload it to the dataset of this name, where `pt.Artifact.from_hf(repo_id)` looks for it.
+            format: `"longdoc"` for the format of `save`, or `"standard"` for that of `export`.
 
         Returns:
-            The model's address.
+            The URL of the model.
         """
         if format not in ("longdoc", "standard") or (artifact and format == "standard"):
             raise ValueError(f"format={format!r} must be 'longdoc', or 'standard' without artifact=True")

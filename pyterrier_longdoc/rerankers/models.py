@@ -33,14 +33,14 @@ from .cross_encoder import CrossEncoder
 
 @dataclass(eq=False, repr=False)
 class FirstP(CrossEncoder):
-    """Scores the first window of a document alone; the rest of the text is not read.
+    """Scores the first window of a document; the rest of the text is not read.
 
     `score = f(query, first window)`, `f` the cross-encoder.
 
-    With a cross-encoder as backbone its scores are those of the cross-encoder. The baseline of Boytsov et al. 2025.
+    If the backbone is a cross-encoder, the scores are those of the cross-encoder. The baseline in Boytsov et al. 2025.
 
     Args:
-        window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+        window_size: tokens of the window; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.FirstP()`
@@ -82,11 +82,11 @@ class SlidingReranker(CrossEncoder):
 
 @dataclass(eq=False, repr=False)
 class MaxP(SlidingReranker):
-    """The best window's score (Dai & Callan 2019).
+    """Scores a document by its best window (Dai & Callan 2019).
 
     `score = max_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
-    Windows of 150 tokens that begin every 100, as in Boytsov et al. 2025.
+    By default, windows of 150 tokens with a stride of 100, as in Boytsov et al. 2025.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxP("cross-encoder/ms-marco-electra-base")`
@@ -98,7 +98,7 @@ class MaxP(SlidingReranker):
 
 @dataclass(eq=False, repr=False)
 class SumP(MaxP):
-    """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`.
+    """Scores a document by the sum of its windows' scores (Dai & Callan 2019); windows as in `MaxP`.
 
     `score = sum_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
@@ -111,13 +111,13 @@ class SumP(MaxP):
 
 @dataclass(eq=False, repr=False)
 class KMaxP(MaxP):
-    """The mean, or a weighted sum, of the `k` best windows' scores; windows as in `MaxP`.
+    """Scores a document by the mean or a weighted sum of its `k` best windows' scores; windows as in `MaxP`.
 
     `score = sum_i weights_i f(query, w_(i))`, over the windows sorted by score.
 
     Args:
-        k: how many windows count.
-        weights: `k` weights, of the best score, the second best and so on; None averages.
+        k: the number of windows.
+        weights: `k` weights, beginning with that of the best window; None averages.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.KMaxP(k=3)`
@@ -140,13 +140,13 @@ class KMaxP(MaxP):
 
 @dataclass(eq=False, repr=False)
 class SoftMaxP(MaxP):
-    """A soft maximum of the windows' scores, corrected for their number; windows as in `MaxP`.
+    """Scores a document by a soft maximum of its windows' scores, corrected for their number; windows as in `MaxP`.
 
-    `score = t log(mean_i exp(f(query, w_i) / t))`: between `MaxP` and `AvgP` over the same windows.
+    `score = t log(mean_i exp(f(query, w_i) / t))` lies between `MaxP` and `AvgP` over the same windows.
 
     Args:
-        temperature: t: near 0 the best window counts alone, for large ones all count the same. At 1 a window that is a
-            logit worse weighs a third.
+        temperature: t. Near 0, only the best window counts; for large values, all windows count the same. At 1, a
+            window whose logit is 1 lower has about a third of the weight.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.SoftMaxP(temperature=0.5)`
@@ -163,17 +163,17 @@ class SoftMaxP(MaxP):
 
 @dataclass(eq=False, repr=False)
 class Birch(KMaxP):
-    """Scores of the best sentences, mixed with the first stage's score (Yilmaz et al. 2019).
+    """Combines the scores of the best sentences with the first-stage score (Yilmaz et al. 2019).
 
     `score = a * first-stage score + (1 - a) * sum_i weights_i f(query, sentence_(i))`, `f` the cross-encoder.
 
-    The first-stage score is the input's `score` column. The paper finds `a` and `weights` by grid search, which
-    `pt.GridSearch` can do. Window arguments of `MaxP` do not apply: windows are sentences.
+    The first-stage score is the `score` column of the input. The paper tunes `a` and `weights` by grid search; use
+    `pt.GridSearch`. The window arguments of `MaxP` do not apply, because windows are sentences.
 
     Args:
         first_stage_weight: `a`, between 0 and 1.
-        k: how many sentences count.
-        weights: of the best sentence, the second best and so on; None averages.
+        k: the number of sentences.
+        weights: `k` weights, beginning with that of the best sentence; None averages.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.Birch(first_stage_weight=0.4)`
@@ -215,12 +215,12 @@ class Birch(KMaxP):
 
 @dataclass(eq=False, repr=False)
 class AvgP(CrossEncoder):
-    """The mean of the scores of disjoint chunks (Boytsov et al. 2025).
+    """Scores a document by the mean score of its disjoint chunks (Boytsov et al. 2025).
 
     `score = mean_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
     Args:
-        window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+        window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.AvgP()`
@@ -245,25 +245,26 @@ _TRANSFORMER = {"aggregation": "transformer"}
 class PARADE(SlidingReranker):
     """Aggregates window vectors into a document vector, which it scores (Li et al.; Boytsov et al. 2025).
 
-    `score = u · aggregate_w [CLS]_w`: of the vectors of all windows one is made, and scored.
+    `score = u · aggregate_w [CLS]_w`, over the windows `w` of the document.
 
     Args:
-        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. On a cross-encoder the first three need no training;
-            `"attn"` starts as `"avg"`. The transformer must be trained.
-        attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
-            per window and feature, as Boytsov et al. 2025 measured.
+        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. With a cross-encoder as backbone, the first three
+            need no training, and `"attn"` starts as `"avg"`. The transformer must be trained.
+        attention: for `"attn"`: `"vector"` for one weight per window, as in the PARADE paper, or `"elementwise"` for
+            one per window and feature, as in the experiments of Boytsov et al. 2025.
         aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
-            `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for layers that start at random (RAND-L2).
-        layers: random layers.
-        attention_heads: of random layers; None for 12, or the most below that divide the hidden size.
+            `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for randomly initialized layers (RAND-L2).
+        layers: the number of random layers.
+        attention_heads: of random layers; None for the largest number up to 12 that divides the hidden size.
         separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
         positions: for `"transformer"`: whether the order of the windows counts.
-        special_vectors: for `"transformer"`: how `c` and `s` start, as `"words"` ([CLS] and [SEP]) or `"random"`;
-            None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
-        query_states: for `"transformer"`: whether it also reads the query's token states (PRETR-Q).
-        separate_query_projection: with `query_states`: whether these have a linear layer of their own.
+        special_vectors: for `"transformer"`: the initial values of `c` and `s`, `"words"` for the embeddings of [CLS]
+            and [SEP], or `"random"`. None for random values with a checkpoint and for words with random layers, as in
+            Boytsov et al. 2025.
+        query_states: for `"transformer"`: whether its input includes the query's token states (PRETR-Q).
+        separate_query_projection: with `query_states`: whether these states have a separate linear layer.
         stride: tokens from one window's start to the next one's; 75, with windows of 150, in the configurations of
-            Boytsov et al. 2025, although some of their figures are for 100 (see the notes of `presets`).
+            Boytsov et al. 2025, although some of their results are for 100 (see the notes in `presets`).
 
     Example:
         `(bm25 >> dataset.text_loader() >> ld.PARADE(aggregation="attn")).fit(topics, qrels)`
@@ -305,10 +306,10 @@ class PARADE(SlidingReranker):
 
 @dataclass(eq=False, repr=False)
 class SeparateReranker(SlidingReranker):
-    """Base of the models that encode queries and windows separately, and remember the states of windows.
+    """Base of the models that encode queries and windows separately and cache the states of windows.
 
     Args:
-        cached_bytes: most memory for remembered windows.
+        cached_bytes: the maximum memory for cached windows.
     """
 
     _: KW_ONLY
@@ -329,19 +330,19 @@ class SeparateReranker(SlidingReranker):
 class LateIR(SeparateReranker):
     """PARADE-LATEIR: encodes queries and windows separately, lets them interact, and aggregates (Boytsov et al. 2025).
 
-    `score = u · aggregate_w interaction(E(query), E(w))`, with an encoder `E` that never sees both.
+    `score = u · aggregate_w interaction(E(query), E(w))`, where the encoder `E` reads either the query or the window.
 
-    The states of a window serve all queries and are remembered: scoring a document again takes only the interaction and
-    the aggregation. Must be trained.
+    The states of windows do not depend on the query and are cached. Scoring a document for another query only takes the
+    interaction and the aggregation. Must be trained.
 
     Args:
-        backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
-        interaction: the transformer that lets a query and a window interact.
+        backbone: encodes queries and windows separately. BERT-base in Boytsov et al. 2025.
+        interaction: the transformer over the states of a query and a window.
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two random layers.
-        cached_bytes: with the default models and windows each token of a document takes about 3 KB.
+        cached_bytes: with the default models and windows, each token of a document takes about 3 KB.
         stride: 75, with windows of 150, in Boytsov et al. 2025.
-        training: the recipe of `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 for the
-            aggregator, too, as in Boytsov et al. 2025.
+        training: the recipe for `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 also for
+            the aggregator, as in Boytsov et al. 2025.
 
     Example:
         `(bm25 >> dataset.text_loader() >> ld.LateIR()).fit(topics, qrels)`
@@ -376,12 +377,13 @@ PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm
 
 @dataclass(eq=False, repr=False)
 class CEDR(AvgP):
-    """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
+    """Combines an interaction model over contextual token embeddings with `[CLS]` (MacAvaney et al. 2019).
 
-    `score = u · [matches(query, document); mean_w [CLS]_w]`, matches of contextual embeddings, all layers.
+    `score = u · [matches(query, document); mean_w [CLS]_w]`, with similarities of the token embeddings of all layers.
 
-    Documents are cut into disjoint chunks as in `AvgP`. `"knrm"` on top of a cross-encoder starts as `AvgP`; the others
-    must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
+    Documents are divided into disjoint chunks as in `AvgP`. With a cross-encoder as backbone, `"knrm"` starts as
+    `AvgP`; the others must be trained. The paper trains the plain ranker first:
+    `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
     Args:
         aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
@@ -417,15 +419,15 @@ class NeuralModel1(AvgP):
 
     `score = sum_q log((1 - smoothing) * mean_t T(q | t) + smoothing * background)`, over tokens.
 
-    Documents are cut into disjoint chunks as in `AvgP`. Must be trained.
+    Documents are divided into disjoint chunks as in `AvgP`. Must be trained.
 
     Args:
-        smoothing: weight of the background model.
-        background: probability of any query token in the background model.
-        self_translation: probability that a word piece translates to itself; None leaves it to the network. 0.5 is a
-            good start with little training data.
-        projection: size of the projected embeddings.
-        units: of the network's first hidden layer; the second has half of them.
+        smoothing: the weight of the background model.
+        background: the probability of each query token in the background model.
+        self_translation: the probability that a word piece translates to itself; None learns it. Try 0.5 if there is
+            little training data.
+        projection: the size of the projected embeddings.
+        units: the number of units of the network's first hidden layer; the second has half as many.
 
     Example:
         `(bm25 >> dataset.text_loader() >> ld.NeuralModel1()).fit(topics, qrels)`
@@ -455,31 +457,29 @@ class TKL(CrossEncoder):
 
     `score = sum_i v_i s(query, region_(i))`, over the best regions of the document and their neighbours.
 
-    Each window of a document is contextualised with a few tokens on either side and mixed with the plain embeddings.
+    Each window is contextualized together with a few tokens on either side, and mixed with the plain embeddings.
     Gaussian kernels count soft matches with the query in regions that slide over the whole document. Saturated counts
-    score the regions, and the best regions score the document. It is fast, without a pre-trained transformer, and must
-    be trained. What the paper leaves open is as in the published code (matchmaker, `tkl.yaml` and `sigir20_tkl.py`);
-    `TKLEncoder` and `TklHead` name the differences.
+    score the regions, and the best regions score the document. The model has no pre-trained transformer, is fast, and
+    must be trained. Details that the paper does not specify follow the published code (matchmaker, `tkl.yaml` and
+    `sigir20_tkl.py`); `TKLEncoder` and `TklHead` list the differences. `repeat` is not supported.
 
     Args:
-        backbone: the source of word embeddings: a text file of vectors, with a word and its numbers in a line, such as
-            GloVe (as published, 42B tokens, 300 dimensions); or the table of an encoder or decoder. They are trained
-            with the rest and saved with the model.
-        window_size: tokens that are contextualised together. Other `windows` must be disjoint.
-        overlap: how many tokens on either side a window sees.
-        layers: of the transformer.
-        attention_heads: of each layer; None for 10, or the most below that divide the width of the embeddings.
-        feed_forward: units of each layer's feed-forward network.
-        region_size: tokens of a region.
+        backbone: the source of the word embeddings: a text file with a word and its vector on each line, such as GloVe
+            (42B tokens and 300 dimensions in the paper), or a Hugging Face model, whose embedding table is used. The
+            embeddings are trained and saved with the model.
+        window_size: tokens that are contextualized together. Other `windows` must be disjoint.
+        overlap: the number of tokens on either side that a window also sees.
+        layers: the number of transformer layers.
+        attention_heads: of each layer; None for the largest number up to 10 that divides the width of the embeddings.
+        feed_forward: the number of units of each layer's feed-forward network.
+        region_size: tokens in a region.
         region_stride: tokens from one region's start to the next one's.
-        best_regions: how many regions count, each with two neighbours on either side.
+        best_regions: the number of regions that score the document, each with two neighbours on either side.
         max_doc_len: 2,000 as published; 4,000 in BeST's table.
         max_query_len: 30 as published.
-        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`. The published code in effect trains all
-            weights at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps:
-            raise the rates for small collections.
-
-    `repeat` is refused.
+        training: the recipe for `fit`; None for `TrainingArgs(loss="ranknet")`. The published code trains all weights in
+            effect at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps.
+            Use higher rates for small collections.
 
     Example:
         `(bm25 >> dataset.text_loader() >> ld.TKL("glove.42B.300d.txt")).fit(topics, qrels)`
@@ -570,22 +570,22 @@ class LongP(CrossEncoder):
 
     `score = f(query, document)`, `f` a cross-encoder for long inputs.
 
-    Compare it with a FirstP of the same backbone by one argument: `LongP(backbone, max_doc_len=477)` beside
-    `max_doc_len=1431`. A document longer than the backbone's input is cut; `coverage` and a warning say so.
+    To compare it with FirstP on the same backbone, use `LongP(backbone, max_doc_len=477)` and `max_doc_len=1431`.
+    Documents that exceed the backbone's maximum input length are truncated, with a warning and an entry in `coverage`.
 
     Args:
-        backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, as cross-encoder or plain;
-            JINA-v2 or MosaicBERT, without their remote code; a language model (Llama, Qwen3, ...), with a
-            classification head, as a reranker that answers yes or no, or plain. Default: a public reranker.
+        backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or another encoder, plain or as a cross-encoder;
+            JINA-v2 or MosaicBERT, without their remote code; a language model (Llama, Qwen3, ...), plain, with a
+            classification head, or as a reranker that answers yes or no. Default: a public reranker.
         global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
-            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, with a
-            mark before each sentence of the document, which repeats the tokenizer's first token (QDS-Transformer, Jiang
-            et al. 2020). Marks count as tokens of the document, in limits and in `coverage`.
-        attention_window: for Longformer: how many tokens each token sees, half of them on either side; None for that of
-            its configuration. 128 in QDS-Transformer's code (64 on either side).
-        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for that of its configuration.
-        attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best one of the architecture
-            without other packages. Flash attention needs a GPU and a half-precision `dtype`.
+            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: like `"query"`, with
+            the tokenizer's first token also before each sentence of the document (QDS-Transformer, Jiang et al. 2020).
+            These tokens count as tokens of the document, in limits and in `coverage`.
+        attention_window: for Longformer: the number of tokens that each token sees, half of them on either side; None
+            for the value in its configuration. 128 in QDS-Transformer's code (64 on either side).
+        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for the value in its configuration.
+        attn_implementation: `"sdpa"`, `"flash_attention_2"` or `"eager"`; None for the architecture's best one without
+            additional packages. Flash attention needs a GPU and a half-precision `dtype`.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.LongP(max_doc_len=1431)`

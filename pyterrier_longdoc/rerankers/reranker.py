@@ -1,4 +1,4 @@
-"""The PyTerrier face of a model: from its arguments and a frame to scores, and `fit`."""
+"""The PyTerrier interface of a model: constructor arguments, and `transform` from a frame to scores."""
 
 # Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ _SETTING_UP = RLock()
 
 
 class PrecisionWarning(UserWarning):
-    """A model scores in bfloat16, in which the device is fastest."""
+    """A model scores in bfloat16 because the device is fastest in it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -66,49 +66,49 @@ class Reranker(NotebookMixin, pt.Transformer):
     takes effect at the next `transform`.
 
     Args:
-        windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
-        max_windows: keep at most this many windows of a document; None keeps all.
-        selection: which windows to keep: `"first"` or `"first_last_random"` (PARADE's choice).
-        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`: a
+        windows: the window rule, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
+        max_windows: the maximum number of windows per document; None keeps all.
+        selection: which windows to keep: `"first"` or `"first_last_random"` (as in PARADE).
+        preselect: scores only the windows that a cheaper method ranks highest for the query, e.g. `BM25Windows(3)`: a
             `FirstK`, `BM25Windows`, `EmbeddingWindows`, `MaxSimWindows`, `CrossEncoderWindows`,
-            `WordEmbeddingWindows` or `KeyBlocks`. It chooses among the windows that `max_windows` leaves, in `fit`,
-            too. None reads all.
-        max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
-        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits next to
-            windows of a given size in the backbone's longest input, or in a quarter of it if windows have no given size
-            (`window_size=None`, `LongP`). None needs the layout `"pair"`.
-        text_field: the column with the text, or a tuple of columns that are joined by a space.
-        repeat: the columns of `text_field` that are read with every window of the others, such as the title:
-            `text_field=("title", "body"), repeat="title"`. Each column is one line before the window. None joins all
-            columns to one text: a window in the middle is read without the title.
-        repeat_tokens: most tokens of `repeat` that are read with a window; longer titles are cut at their end. These
-            tokens do not count in `window_size` and `max_doc_len`. Every window leaves room for them, so that the title
-            does not change the windows of a document.
+            `WordEmbeddingWindows` or `KeyBlocks`. It selects from the windows that `max_windows` keeps, also in `fit`.
+            None scores all windows.
+        max_doc_len: truncates documents to this many tokens; None does not truncate. 1,431 in Boytsov et al. 2025.
+        max_query_len: truncates queries to this many tokens; 32 in Boytsov et al. 2025. With None, a query can fill the
+            part of the backbone's maximum input length that a window of a given size leaves, or a quarter of it if
+            windows have no given size (`window_size=None`, `LongP`). None requires the layout `"pair"`.
+        text_field: the text column, or a tuple of columns that are joined by a space.
+        repeat: the columns of `text_field` that are prepended to every window, such as the title:
+            `text_field=("title", "body"), repeat="title"`. Each column takes one line. With None, all columns are
+            joined before windowing, so only the first windows contain the title.
+        repeat_tokens: the maximum number of tokens of `repeat`; longer titles are truncated. These tokens do not count
+            towards `window_size` and `max_doc_len`. Every window reserves room for them, so that the windows of a
+            document do not depend on its title.
         text_loader: supplies the text if the column is absent: a text loader, or a dataset or index with one.
-        batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Lower it if
-            memory runs out.
+        batch_size: the maximum number of windows in a batch.
+        max_batch_tokens: the maximum number of tokens in a batch, padding included; None for 16,384 on a GPU and 2,048
+            on a CPU. Lower it if memory runs out.
         device: `"cuda"`, `"cuda:1"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` for the
-            device's fastest. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU
-            that has it natively. Scores in bfloat16 differ in the third digit; `coverage.dtype` names the precision.
-        runtime: the library that computes the backbone outside `fit`: `"torch"`, or on a CPU `"openvino"`. None takes
-            OpenVINO on an x86-64 CPU where it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or
-            ModernBERT of 5 million weights or more, in a precision in which the CPU is fast. The first scores after a
-            change of weights wait for the export. `coverage.runtime` names the choice.
-        explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
-            over windows, None for models without), `window_spans` (characters of each window in the text, or in the
-            joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
-            window with the highest score), `term_scores` (the share of each query token in the score, None for models
-            that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words), `window_field` (the text
-            column(s) without `repeat`), `window_digest` (a fingerprint of the text that was cut).
+        dtype: the precision of the backbone in inference: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` on
+            this device. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU with
+            native support. Scores in bfloat16 differ in the third digit. `coverage.dtype` reports the precision.
+        runtime: the library that computes the backbone in inference: `"torch"`, or `"openvino"` on a CPU. None uses
+            OpenVINO on an x86-64 CPU if it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or ModernBERT
+            with at least 5 million weights, in a precision in which the CPU is fast. The first call after a change of
+            weights exports the backbone. `coverage.runtime` reports the library.
+        explain: add columns: `window_scores` (the score that each window would have alone), `window_weights` (the
+            attention over windows; None for models without attention), `window_spans` (the characters of each window
+            in the text, or in the joined columns without those of `repeat`), `best_start` and `best_end` (the
+            characters of the highest-scoring window), `term_scores` (the contribution of each query token to the score;
+            None for models without), `window_tokenizer` (the tokenizer's name; "" for words), `window_field` (the
+            text columns without `repeat`) and `window_digest` (a fingerprint of the text).
         trust_remote_code: run modelling code from the backbone's checkpoint.
-        verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
-        seed: of random first weights, of the choice of windows and, if the recipe has none, of the training.
+        verbose: show progress bars; `fit` also reports its training queries and where it resumes.
+        seed: for random initial weights, for the choice of windows and, if the recipe has no seed, for the training.
 
     Attributes:
         coverage: how much of the text the last `transform` or `fit` read, in which precision, and how much of the
-            computation was padding; None before.
+            computation was padding; None before the first call.
     """
 
     backbone: str | Path | ExternalScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
@@ -187,17 +187,17 @@ class Reranker(NotebookMixin, pt.Transformer):
             raise ValueError(f"{', '.join(changes)} would have no effect: {type(self).__name__} {why}")
 
     def make_windows(self) -> Windows:
-        """Return how documents are cut: `windows`, or windows of the given sizes.
+        """Return the window rule: `windows`, or one with the given sizes.
 
         Raises:
-            ValueError: if sizes are given next to `windows`, where they would have no effect.
+            ValueError: if sizes are given together with `windows`, where they would have no effect.
         """
         if self.windows is None:
             windows = self.default_windows()
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
         sizes = changed_names(self, saved.WINDOW_ARGUMENTS)
         if sizes:
-            self.refuse(*sizes, why=f"has windows={self.windows!r}: set them in windows, or leave windows out")
+            self.refuse(*sizes, why=f"has windows={self.windows!r}: set them in windows, or omit windows")
         return self.windows
 
     def default_windows(self) -> Windows:
@@ -209,7 +209,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         raise NotImplementedError(f"{name} names no {what}: use FirstP, MaxP, PARADE, ..., or define its {method}")
 
     def settings(self) -> Settings:
-        """Return what is read and how scores are computed, by the current arguments."""
+        """Return the model's settings for the current arguments."""
         device, windows = resolve_device(self.device or default_device(self.runtime)), self.make_windows()
         limit = self.max_windows if self.windows is None else self.windows.max_windows
         return Settings(
@@ -234,7 +234,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         """The model in memory, loaded if necessary and set up by the current arguments.
 
         Raises:
-            ValueError: if arguments do not fit the backbone, or need other weights than the trained ones.
+            ValueError: if arguments do not fit the backbone, or require other weights than the trained ones.
         """
         arguments = []
         for f in fields(self):
@@ -256,7 +256,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             self._model_arguments = None
 
     def _set_up(self, model: Model | None) -> Model:
-        """Return a model for the current arguments: the present one if it can serve, else a new one."""
+        """Return a model for the current arguments: the existing one if possible, otherwise a new one."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
@@ -280,15 +280,15 @@ class Reranker(NotebookMixin, pt.Transformer):
         """Score every row.
 
         Args:
-            inp: `qid, query, docno` and the text column(s); any other columns are kept, but for an earlier model's
-                explanation.
+            inp: `qid, query, docno` and the text columns; other columns are kept, except the explanations of an
+                earlier model.
 
         Returns:
             A new frame: same rows, order, index and columns, with `score` and `rank`.
 
         Raises:
             pt.validate.InputValidationError: if a column is missing.
-            ValueError: for arguments that do not fit together or the backbone.
+            ValueError: if arguments contradict each other or do not fit the backbone.
             FloatingPointError: if a score is not finite.
         """
         validated(inp, self.text_field, self.text_loader, self)
@@ -304,7 +304,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         if coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
             message = (
                 f"{type(self).__name__} computes in bfloat16, in which this device is fastest: scores differ from "
-                f"those in float32 in the third digit. dtype='float32' avoids this, dtype='bfloat16' this warning."
+                f"those in float32 in the third digit. Set dtype='float32' to avoid this, or dtype='bfloat16' to silence "
+                f"this warning."
             )
             warn_once(self, message, PrecisionWarning)
         coverage.add_rows(inp, map(is_blank, texts))
@@ -328,10 +329,11 @@ class Reranker(NotebookMixin, pt.Transformer):
 
         Args:
             query: the query.
-            texts: N texts; `text_field` must be one column, of which results make no other use.
+            texts: N texts; `text_field` must be a single column whose name is not one of the result's.
 
         Returns:
-            Rows `number` (of the text in the list), `score`, `rank` and `text`, best first; with `explain` its columns.
+            A frame with `number` (the position in `texts`), `score`, `rank` and `text`, best first, plus the columns of
+            `explain`.
 
         Example:
             `ld.MaxP().rank("what holds atoms together", [paper1, paper2]).head(1)`
@@ -340,11 +342,13 @@ class Reranker(NotebookMixin, pt.Transformer):
         if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
             raise ValueError("texts must be a list of texts")
         if not isinstance(self.text_field, str):
-            raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
+            raise ValueError(
+                f"rank takes one text per document, but text_field={self.text_field!r} names several columns"
+            )
         own = ("qid", "query", "docno", "number", "score", "rank")
         if self.text_field in own:
             raise ValueError(
-                f"rank makes the columns {', '.join(own)} itself: give another text_field=, such as 'text'"
+                f"rank creates the columns {', '.join(own)} itself: give another text_field=, such as 'text'"
             )
         frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
@@ -355,27 +359,27 @@ class Reranker(NotebookMixin, pt.Transformer):
         return found[[*first, *found.columns.difference(first, sort=False)]]
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
-        """Return the text of each row, with its title if titles are read with each window."""
+        """Return the text of each row, with its title if `repeat` is set."""
         texts = documents_of(frame, self.text_field, self.repeat, self.text_loader)
         warn_of_inputs(self, frame, texts)
         return texts
 
     def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
-        """Score R pairs of query and text; a tqdm bar shows the progress if given."""
+        """Score R query-text pairs; `bar` is a tqdm progress bar."""
         return self.model.score(queries, texts, explain=self.explain, bar=bar)
 
     def summary(self, candidates: pd.DataFrame) -> Coverage:
-        """Return what `transform` of the same frame would read, and what not and why, without encoding.
+        """Return the coverage that `transform` would report for these candidates, without computing scores.
 
-        Texts are tokenised and cut into windows as in the run, so that the numbers are those of `coverage` afterwards;
-        windows are selected, too, if the model does so. Weights are loaded if necessary.
+        Texts are tokenized and divided into windows, and windows are preselected, as in `transform`. Weights are loaded if
+        necessary.
 
         Args:
             candidates: as for `transform`.
 
         Raises:
             pt.validate.InputValidationError: if a column is missing.
-            ValueError: for arguments that do not fit together or the backbone.
+            ValueError: if arguments contradict each other or do not fit the backbone.
         """
         validated(candidates, self.text_field, self.text_loader, self)
         if not len(candidates):
