@@ -477,8 +477,8 @@ class TKL(CrossEncoder):
         best_regions: the number of regions that score the document, each with two neighbours on either side.
         max_doc_len: 2,000 as published; 4,000 in BeST's table.
         max_query_len: 30 as published.
-        training: the recipe for `fit`; None for `TrainingArgs(loss="ranknet")`. The published code trains all weights in
-            effect at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps.
+        training: the recipe for `fit`; None for `TrainingArgs(loss="ranknet")`. The published code in effect trains all
+            weights at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps.
             Use higher rates for small collections.
 
     Example:

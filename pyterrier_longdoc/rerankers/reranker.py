@@ -304,8 +304,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         if coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
             message = (
                 f"{type(self).__name__} computes in bfloat16, in which this device is fastest: scores differ from "
-                f"those in float32 in the third digit. Set dtype='float32' to avoid this, or dtype='bfloat16' to silence "
-                f"this warning."
+                f"those in float32 in the third digit. Set dtype='float32' to avoid this, or dtype='bfloat16' to "
+                f"silence this warning."
             )
             warn_once(self, message, PrecisionWarning)
         coverage.add_rows(inp, map(is_blank, texts))
@@ -371,8 +371,8 @@ class Reranker(NotebookMixin, pt.Transformer):
     def summary(self, candidates: pd.DataFrame) -> Coverage:
         """Return the coverage that `transform` would report for these candidates, without computing scores.
 
-        Texts are tokenized and divided into windows, and windows are preselected, as in `transform`. Weights are loaded if
-        necessary.
+        Texts are tokenized and divided into windows, and windows are preselected, as in `transform`. Weights are loaded
+        if necessary.
 
         Args:
             candidates: as for `transform`.
