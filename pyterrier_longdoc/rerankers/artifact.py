@@ -15,7 +15,7 @@ from .saved import CALIBRATION
 
 
 class LongDocArtifact(pt.Artifact, pt.Transformer):
-    """A model that `save` wrote, as an artifact and a transformer.
+    """A saved model, as an artifact and a transformer.
 
     Args:
         path: the model's folder.
@@ -34,12 +34,12 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         return f"LongDocArtifact({str(self.path)!r})"
 
     def reranker(self, **parameters: Any) -> CrossEncoder | Calibrated:
-        """Return the model, `Calibrated` if it was saved so, with changed arguments (see `CrossEncoder.load`)."""
+        """Return the model, or its `Calibrated`, with changed arguments (see `CrossEncoder.load`)."""
         cls = Calibrated if (Path(str(self.path)) / CALIBRATION).is_file() else CrossEncoder
         return cls.load(str(self.path), **parameters)
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the model in the folder, as `describe` of the model itself."""
+        """Return the description of the model in the folder, like the model's own `describe`."""
         return dict(description(self._loaded()))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:

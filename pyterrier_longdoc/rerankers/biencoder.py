@@ -18,29 +18,29 @@ DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 @dataclass(eq=False, repr=False)
 class BiEncoder(Reranker):
-    """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
+    """Scores a document by the similarity of its windows' embeddings to the query's; needs no training.
 
-    `score = max_w cos(E(query), E(w))`, over the windows `w` of the document, or of the first, or their mean.
+    `score = max_w cos(E(query), E(w))`, over the windows `w` of the document; or that of the first window, or the mean.
 
-    All bi-encoders of a process on one device share the encoder of a checkpoint and its remembered embeddings: several
-    aggregations of one encoder take the memory and the time of one.
+    Bi-encoders with the same checkpoint and device share their encoder and cached embeddings within a process, so
+    several aggregations take the memory and the time of one.
 
     Args:
         backbone: a Hugging Face encoder that was trained to embed texts, or a folder.
-        aggregation: `"first"` window, `"max"` or `"avg"` of the windows' similarities.
-        pooling: `"mean"` of the token states or `"cls"`; None for what a sentence-transformers checkpoint names, else
-            `"mean"`. The checkpoint's layers after it are applied in any case.
-        similarity: `"cosine"` or `"dot"`; None for what a sentence-transformers checkpoint names, else cosine.
-        query_prefix: put before every query, e.g. `"query: "` for E5; None for what a sentence-transformers checkpoint
-            names, else nothing.
-        passage_prefix: put before every window, e.g. `"passage: "` for E5; None as above.
-        position_step: the distance between positions of short inputs, for an encoder with a stretched table of
-            positions; 8 for `"dwzhu/e5-base-4k"`.
-        window_size: tokens in a window; None for 150, and for `"first"` for 477, or what the backbone takes or a
-            sentence-transformers checkpoint names as its longest input if that is less.
+        aggregation: the similarity of the `"first"` window, or the `"max"` or `"avg"` of all windows' similarities.
+        pooling: `"mean"` of the token states or `"cls"`; None for the setting of a sentence-transformers checkpoint,
+            otherwise `"mean"`. Further layers of the checkpoint are always applied.
+        similarity: `"cosine"` or `"dot"`; None for the setting of a sentence-transformers checkpoint, otherwise cosine.
+        query_prefix: prepended to every query, e.g. `"query: "` for E5; None for the setting of a sentence-transformers
+            checkpoint, otherwise nothing.
+        passage_prefix: prepended to every window, e.g. `"passage: "` for E5; None as above.
+        position_step: the distance between the position ids of short inputs, for encoders with interpolated position
+            embeddings; 8 for `"dwzhu/e5-base-4k"`.
+        window_size: tokens in a window; None for 150, or 477 for `"first"`, or less if the backbone or a
+            sentence-transformers checkpoint has a smaller maximum input length.
         stride: tokens from one window's start to the next one's; None for 100, or for no overlap in smaller windows.
-            No effect for `"first"`.
-        windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
+            It has no effect for `"first"`.
+        windows: the window rule; replaces `window_size` and `stride`. `"first"` uses the first window.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.BiEncoder("intfloat/e5-base-v2", query_prefix="query: ")`
@@ -68,8 +68,8 @@ class BiEncoder(Reranker):
         shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (
-                f"{str(self.backbone)!r} is a cross-encoder, not trained as a bi-encoder: its similarities mean "
-                f"little. Give a model that was trained to embed texts."
+                f"{str(self.backbone)!r} is a cross-encoder, not a bi-encoder: its similarities are not "
+                f"meaningful. Use a model that was trained to embed texts."
             )
             warn_once(self, message, UserWarning)
         encoder = EmbeddingEncoder(

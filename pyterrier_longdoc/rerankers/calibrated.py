@@ -24,23 +24,25 @@ from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION, save
 
 FEWEST = 20
-"""Relevant documents that `fit` needs, and others: this package's choice."""
+"""The minimum number of relevant documents for `fit`, and of others: this package's choice."""
 
 
 @dataclass(eq=False, repr=False)
 class Calibrated(NotebookMixin, pt.Estimator):
-    """Adds the column `probability`, that a document is relevant, to the results of a reranker; scores stay.
+    """Adds the column `probability` to the results of a reranker: the probability that a document is relevant.
 
-    `fit` learns it from judged results: from scores and, of a reranker with `explain=True`, numbers of windows, as the
-    best of many is higher than the best of few. A probability holds for queries and candidates like those of `fit`, and
-    for the same model: one that has other weights or settings since is refused.
+    `fit` learns the calibration from judged results. It uses scores and, if the reranker has `explain=True`, numbers of
+    windows, because the maximum of many window scores tends to be higher than that of few. Probabilities are valid for
+    queries and candidates like those of `fit` and for the same model. If its weights or settings have changed since
+    `fit`, an error is raised. Scores are not changed.
 
     Args:
         model: a reranker, or any transformer that gives scores.
-        method: `"platt"`, a logistic regression (Platt 1999, with his smoothed labels); or `"isotonic"`, a monotone
-            curve upon it (Zadrozny & Elkan 2002), which wants a thousand documents.
-        judged_only: leave out documents without a label; else they count as not relevant, as in `CrossEncoder.fit`.
-        calibration: what `fit` has found, for JSON; None before.
+        method: `"platt"` for a logistic regression (Platt 1999, with his smoothed labels), or `"isotonic"` for a
+            monotone curve on top of it (Zadrozny & Elkan 2002), which needs about a thousand documents.
+        judged_only: whether to ignore documents without a label; otherwise they count as not relevant, as in
+            `CrossEncoder.fit`.
+        calibration: the result of `fit`, JSON-able; None before.
 
     Example:
         `ld.Calibrated(model).fit(candidates, qrels) >> ld.Above(0.5)`.
@@ -66,18 +68,17 @@ class Calibrated(NotebookMixin, pt.Estimator):
         return {"model": self.model}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the model's results with `probability`; ValueError before `fit`, and of a model that changed since."""
+        """Return the model's results with `probability`; ValueError before `fit`, or if the model has changed since."""
         found = self.calibration
         if found is None and len(inp):
-            raise ValueError(f"{self!r} knows no probabilities: call fit(results, qrels), or Calibrated.load(folder)")
+            raise ValueError(f"{self!r} is not fitted: call fit(results, qrels), or Calibrated.load(folder)")
         if found is not None and len(found["of"]) > 1 and not getattr(self.model, "explain", True):
-            raise ValueError("Calibrated has learnt from numbers of windows: give the reranker explain=True here, too")
+            raise ValueError("this calibration uses numbers of windows: set explain=True in the reranker")
         if found is not None and len(inp):
             fitted = found.get("scored by")
             if fitted is not None and fitted != _scored_by(self.model):
                 raise ValueError(
-                    f"{self!r} has probabilities of other scores: its model has changed since fit. Call "
-                    f"fit(results, qrels) again"
+                    f"{self!r} was fitted to other scores: its model has changed since. Call fit(results, qrels) again"
                 )
         results = self.model.transform(inp)
         if found is None or not len(results):
@@ -86,10 +87,11 @@ class Calibrated(NotebookMixin, pt.Estimator):
         return results.assign(probability=np.interp(logits, *found["steps"]) if found["steps"] else expit(logits))
 
     def fit(self, results: pd.DataFrame, qrels: pd.DataFrame, *_: Any) -> "Calibrated":
-        """Learn from candidates, as the model reads them, and `qid, docno, label`; validation data has no effect.
+        """Learn from candidates as for the model's `transform`, and `qid, docno, label`; validation data has no effect.
 
-        Queries without a label do not count. Those that trained the model are no good: it is surer of them. ValueError
-        with fewer than 20 relevant documents, or fewer than 20 others; ImportError without scikit-learn.
+        Queries without a label are ignored. Do not use the model's training queries, for which it is overconfident.
+        Raises ValueError if there are fewer than 20 relevant documents or fewer than 20 others, and ImportError without
+        scikit-learn.
         """
         libraries = ("sklearn.linear_model", "sklearn.isotonic")
         linear, isotonic = (import_extra(name, "analysis", "Calibrated.fit needs scikit-learn") for name in libraries)
@@ -98,7 +100,7 @@ class Calibrated(NotebookMixin, pt.Estimator):
         results, relevant = results[~np.isnan(relevant)], relevant[~np.isnan(relevant)] > 0
         ones, zeros = int(relevant.sum()), int((~relevant).sum())
         if min(ones, zeros) < FEWEST:
-            found = f"{ones} of the results are relevant, {zeros} are not, and {FEWEST} of each are needed"
+            found = f"{ones} of the results are relevant and {zeros} are not, but {FEWEST} of each are needed"
             raise ValueError(f"Calibrated.fit: too few judged documents: {found}: give more queries with qrels")
         names = ["score", *(["window_scores"] if "window_scores" in results else [])]
         x = _features(results, names)
@@ -124,23 +126,21 @@ class Calibrated(NotebookMixin, pt.Estimator):
         return self
 
     def save(self, folder: str | Path) -> None:
-        """Write a cross-encoder and `calibration.json` beside it; of any other model the calibration alone."""
+        """Save a cross-encoder together with `calibration.json`; for any other model, only the calibration."""
         calibration = json.dumps(arguments_of(self, "head"))
         if isinstance(self.model, CrossEncoder) and self.model.origin.has_weights:
             save(self.model, Path(folder), calibration=calibration)
             return
         if (Path(folder) / "config.json").is_file():
-            raise ValueError(
-                f"{str(folder)!r} holds another model, whose scores this is not made for: name a new folder"
-            )
+            raise ValueError(f"{str(folder)!r} has another model: give a new folder")
         with replacing(Path(folder) / CALIBRATION) as file:
             file.write_text(calibration)
 
     @classmethod
     def load(cls, folder: str | Path, model: Any = None, **parameters: Any) -> "Calibrated":
-        """Restore what `save` wrote, with `model` in place of a saved one; `parameters` are `CrossEncoder.load`'s.
+        """Restore from `save`, with `model` in place of a saved one; `parameters` are those of `CrossEncoder.load`.
 
-        ValueError if the model was none that `save` writes, and `model` is not given.
+        Raises ValueError if `save` wrote only a calibration and `model` is missing.
         """
         if not (Path(folder) / CALIBRATION).is_file():
             raise FileNotFoundError(
@@ -148,9 +148,9 @@ class Calibrated(NotebookMixin, pt.Estimator):
             )
         arguments = json.loads((Path(folder) / CALIBRATION).read_text())
         if model is None and not (Path(folder) / "config.json").is_file():
-            raise ValueError(f"{str(folder)!r} has a calibration without its model: give Calibrated.load(..., model=)")
+            raise ValueError(f"{str(folder)!r} has a calibration without a model: use Calibrated.load(..., model=)")
         if model is not None and parameters:
-            raise ValueError(f"{', '.join(parameters)} would have no effect beside model=")
+            raise ValueError(f"{', '.join(parameters)} would have no effect together with model=")
         if "window_scores" in (arguments["calibration"] or {"of": ()})["of"]:
             parameters = {"explain": True, **parameters}
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
@@ -178,7 +178,7 @@ def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 @dataclass(eq=False, repr=False)
 class Above(NotebookMixin, pt.Transformer):
-    """Drops documents whose `probability` is below `threshold`, and warns of queries that are left without any."""
+    """Drops documents whose `probability` is below `threshold`, and warns if a query is left without documents."""
 
     threshold: float = argument(at_least=0, at_most=1)
 

@@ -1,4 +1,4 @@
-"""Trained models as standard checkpoints, which other libraries load without this package."""
+"""Export of trained models as standard checkpoints, which other libraries load without this package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ import pyterrier_longdoc as ld
 reranker = ld.{name}("{its_name}"{arguments})
 ```
 
-Queries are not truncated by this checkpoint; pyterrier_longdoc read at most {query} tokens of them in training.
+This checkpoint does not truncate queries. In training, pyterrier_longdoc truncated them to {query} tokens.
 """
 
 _VECTORS_CARD = """# {name}
@@ -69,7 +69,7 @@ reranker = ld.MaxSim("{its_name}"{arguments})
 
 
 def check_exportable(reranker: Any, folder: Path) -> None:
-    """Raise an error for a model without weights here, or a folder that is not empty."""
+    """Raise an error for a model without weights, or a folder that is not empty."""
     reranker.origin.need_weights("exported")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
@@ -95,17 +95,17 @@ def _obstacle(reranker: Any) -> str:
     if not model.head.from_scores:
         return f"{head} combines vectors of several windows, and a classifier scores one window"
     if backbone.template is not None or backbone.options.prompt:
-        return "the words that a template or prompt puts around query and text would be missing"
+        return "its template or prompt would be missing"
     if resolve_layout(reranker.layout) != InputLayout():
         return f"layout={reranker.layout!r} is not the layout of the tokenizer"
     if family not in CLASSIFIERS or type(backbone.rules) is not InputRules or reranker.trust_remote_code:
-        return f"its backbone ({family}) needs more than a plain classifier of transformers"
+        return f"its backbone ({family}) is not a plain classifier of transformers"
     if isinstance(step, RepresentationSteps):
         return "its checkpoint consists of modules of sentence-transformers"
     if model.encoder.quantized is not None:
         return "it is quantized; export the model that it was made from"
     if step is None and not (backbone.pooling == "cls" and family in _TANH):
-        return f"{family} has another classification head than a layer on its state with pooling={backbone.pooling!r}"
+        return f"the classification head of {family} is not a layer on the state with pooling={backbone.pooling!r}"
     return ""
 
 

@@ -19,27 +19,27 @@ from ..modelling.external import ExternalScorer, Scores
 
 @dataclass(frozen=True, repr=False)
 class PairScorer(ExternalScorer):
-    """A function, or a PyTerrier transformer, that scores queries and texts, as backbone of a model over windows.
+    """A function or a PyTerrier transformer that scores queries and texts, as the backbone of a model over windows.
 
-    So every passage reranker becomes one for long documents: `ld.MaxP(ld.PairScorer(monot5))`. It scores each distinct
-    query and window of a run once, in batches of the model's `batch_size`. Nothing here shows whether it reads a window
-    to its end: give windows of a size that it can read, or `tokenizer` and `longest_input`, which windows then fit.
+    It turns any passage reranker into one for long documents: `ld.MaxP(ld.PairScorer(monot5))`. Each distinct pair of
+    query and window is scored once, in batches of `batch_size`. The package cannot see whether the scorer truncates
+    windows: choose a window size that it can read, or set `tokenizer` and `longest_input`.
 
     Args:
-        scorer: a function `(queries, texts) -> scores` from two lists of strings of one length to as many numbers; or a
-            transformer that scores rows with `query` and `text` one by one, such as monoT5 or a ColBERT reranker. The
-            `qid` and `docno` of a row are hashes of the query and the window, so that no cache confuses windows; the
-            transformer must return all rows, in any order.
-        name: stands for the scorer in score caches and records of runs: change it when its scores change. Without it
-            `score_cache` refuses the scorer, and `rerank_to_disk` and `ld.Experiment` never reuse its scores.
-        tokenizer: a fast Hugging Face tokenizer, or its name: windows and queries are counted in its tokens. None
-            counts words.
-        longest_input: most tokens of a query and a window together, special ones included: windows are made to fit.
-            Without `tokenizer` this is a guess. None if it is not known.
+        scorer: a function `(queries, texts) -> scores` from two lists of strings of equal length to as many numbers; or
+            a transformer that scores rows with `query` and `text` independently, such as monoT5 or a ColBERT reranker.
+            It must return all rows, in any order. `qid` and `docno` are hashes of the query and the window, so that
+            caches do not confuse windows.
+        name: identifies the scorer in score caches and saved runs; change it when the scores change. Without a name,
+            `score_cache` rejects the scorer, and `rerank_to_disk` and `ld.Experiment` never reuse its scores.
+        tokenizer: a fast Hugging Face tokenizer or its name, with which windows and queries are measured; None counts
+            words.
+        longest_input: the maximum number of tokens of a query and a window, special tokens included; windows are made
+            to fit. Without `tokenizer`, the fit is approximate. None if it is unknown.
 
     Raises:
-        ValueError: if `scorer` is neither a function nor a transformer; for a `CrossEncoder` of sentence-transformers
-            or its `predict`, which take pairs.
+        ValueError: if `scorer` is neither a function nor a transformer, or if it is a `CrossEncoder` of
+            sentence-transformers or its `predict`, which take pairs.
 
     Example:
         `ld.MaxP(ld.PairScorer(lambda queries, texts: cross_encoder.predict(list(zip(queries, texts)))))`.

@@ -28,33 +28,36 @@ DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
 
 @dataclass(eq=False, repr=False)
 class MaxSim(SeparateReranker):
-    """Late interaction: each query token's best match among all tokens of a document (Khattab & Zaharia 2020).
+    """Late interaction: sums each query token's best match among all document tokens (Khattab & Zaharia 2020).
 
     `score = sum_q max_t q . t`, over the vectors `q` of the query's tokens and `t` of the tokens of all windows.
 
-    Windows are encoded apart from the query. Their vectors serve all queries and are remembered. A checkpoint's own
-    prompts or marker tokens, query expansion, skip list, projection, normalisation and lengths count.
+    Windows are encoded without the query, and their vectors are cached for all queries. The checkpoint's own prompts or
+    marker tokens, query expansion, skip list, projection, normalization and lengths apply.
 
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers, PyLate or Stanford's ColBERT; any other
             encoder gets a random projection to 128 features and must be trained.
-        aggregation: `"document"`, each query token's maximum over all windows, or `"max"`, the best window's score.
-        window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
+        aggregation: `"document"` for each query token's maximum over all windows, or `"max"` for the best window's
+            score.
+        window_size: tokens in a window; None for the checkpoint's document length, at most 477.
         stride: tokens from one window's start to the next one's; None for no overlap, which a maximum does not need.
-        max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads. Those that are
-            shorter than the checkpoint's length are filled up to it as ever, longer ones are not.
-        token_pooling: how many tokens alike share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's.
-        cached_bytes: most memory for the vectors of windows: with 128 features a token takes 512 bytes, or half of it
-            with a `vector_cache`.
-        vector_cache: a file that keeps the vectors of windows by content, weights and settings, for later processes.
-            They are rounded to fp16 before they are compared, stored before or not: scores differ in the fourth digit,
-            but not between runs that find them there.
-        vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
-        training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
+        max_query_len: truncates queries to this many tokens; None for the checkpoint's query length. Query expansion
+            still fills up short queries to the checkpoint's length.
+        token_pooling: how many similar tokens share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's
+            value.
+        cached_bytes: the maximum memory for the vectors of windows. With 128 features, a token takes 512 bytes, or half
+            of that with a `vector_cache`.
+        vector_cache: a file that stores the vectors of windows by content, weights and settings, for later processes.
+            With it, vectors are always rounded to fp16. Scores therefore differ in the fourth digit from those without
+            a file, but do not change between runs.
+        vector_cache_bytes: the maximum size of the vectors in this file; the oldest are removed first.
+        training: the recipe for `fit`; None for `TrainingArgs()` with learning rates of 1e-5, and 1e-4 for the
+            projection.
 
     `explain=True` adds `term_places`: `(token, start, end, part)` for each token of the query as it is read, with the
-    characters of its best match (those of the window if tokens are pooled, none for special tokens and titles, nor for
-    pooled tokens of several `KeyBlocks`).
+    characters of its best match. If tokens are pooled, these are the characters of the window. There are none for
+    special tokens, titles, and pooled tokens of several `KeyBlocks`.
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0", vector_cache="vectors.db")`
@@ -71,7 +74,9 @@ class MaxSim(SeparateReranker):
     vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
-    _starts_trained: ClassVar[str] = "a late-interaction checkpoint, with a projection of its own, starts trained"
+    _starts_trained: ClassVar[str] = (
+        "it needs no training if the backbone is a late-interaction checkpoint with its own projection"
+    )
     encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
 
     def cited(self) -> list[str]:
@@ -118,16 +123,16 @@ class MaxSim(SeparateReranker):
             STORE.reset(token)  # whoever uses the model without this class has exact vectors
 
     def export(self, folder: str | Path) -> None:
-        """Write a standard checkpoint: a `MultiVectorEncoder` of sentence-transformers 6.2 or later.
+        """Export a standard checkpoint: a `MultiVectorEncoder` of sentence-transformers 6.2 or later.
 
-        Its similarity of a query and a passage is the score of a document of one window. `token_pooling` is exported,
-        windows and `vector_cache` are not.
+        Its similarity of a query and a passage equals the score of a document with one window. `token_pooling` is
+        exported, but windows and `vector_cache` are not.
 
         Args:
             folder: a new or an empty folder.
 
         Raises:
-            ValueError: for a model whose projection was not trained, or for a folder that is not empty.
+            ValueError: if the projection was not trained, or if the folder is not empty.
             ImportError: without sentence-transformers.
         """
         export_vectors(self, Path(folder))
@@ -135,11 +140,11 @@ class MaxSim(SeparateReranker):
 
 @dataclass(frozen=True)
 class MaxSimWindows(CrossEncoderWindows):
-    """Keeps the `k` windows that a late-interaction model, which encodes them once for all queries, scores best.
+    """Keeps the `k` windows that a late-interaction model scores highest; windows are encoded once for all queries.
 
     Args:
-        k: how many windows.
-        model: a `MaxSim`; it gets each window as a document.
+        k: the number of windows.
+        model: a `MaxSim`; it reads each window as a document.
 
     Example:
         `ld.MaxP(preselect=ld.MaxSimWindows(3, ld.MaxSim()))`.

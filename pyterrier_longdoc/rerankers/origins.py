@@ -1,4 +1,4 @@
-"""The two origins of a cross-encoder's scores: a checkpoint, whose weights are here, and a scorer elsewhere."""
+"""The two origins of a cross-encoder's scores: a checkpoint with weights, and an external scorer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..modelling.layout import resolve_layout
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face checkpoint, whose weights are trained and saved here."""
+    """A Hugging Face checkpoint, whose weights this package trains and saves."""
 
     reranker: Any
     has_weights: ClassVar[bool] = True
@@ -32,9 +32,9 @@ class Checkpoint:
         """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         backbone = self.reranker.backbone
         if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
-            raise ValueError(f"backbone={backbone!r} scores by itself: give it as ld.PairScorer(...)")
+            raise ValueError(f"backbone={backbone!r} is not a checkpoint: use ld.PairScorer(...)")
         if str(backbone).startswith(("http://", "https://")):
-            raise ValueError("backbone is an address: give a served model as ld.ScoreServer(url)")
+            raise ValueError("backbone is an address: use ld.ScoreServer(url)")
         check_checkpoint(backbone=backbone)
 
     def load(self) -> tuple[Any, Any]:
@@ -42,12 +42,12 @@ class Checkpoint:
         return self.reranker.load_backbone(), self.reranker.encoder_class
 
     def need_weights(self, what: str) -> None:
-        """Do nothing: the weights are here."""
+        """Do nothing, because a checkpoint has weights."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """An external scorer: a served model, a function, a transformer. Its weights are not here."""
+    """An external scorer without weights: a served model, a function or a transformer."""
 
     reranker: Any
     has_weights: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class Scorer:
         head = registered_heads().get(reranker.head_spec()[0])
         if reranker.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
             raise ValueError(
-                f"{type(reranker).__name__} needs more of a window than a score, and {scorer!r} gives no more: use "
+                f"{type(reranker).__name__} needs more than a score per window, and {scorer!r} gives no more: use "
                 f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
             )
         names = arguments_of(reranker, "weights", "computing").keys() - {"batch_size", "seed"}
@@ -72,16 +72,18 @@ class Scorer:
             )
 
     def load(self) -> tuple[Any, Any]:
-        """Return the scorer, and the class of the encoder that asks it; warn if it may cut windows."""
+        """Return the scorer, and the class of the encoder that calls it; warn if it may truncate windows."""
         warning = self.reranker.backbone.warning()
         if warning is not None:
             warn_once(self.reranker, warning, TruncationWarning)
         return self.reranker.backbone, ExternalEncoder
 
     def need_weights(self, what: str) -> None:
-        """Raise TypeError: the weights are not here."""
+        """Raise TypeError, because an external scorer has no weights."""
         scorer = self.reranker.backbone
-        raise TypeError(f"{self.reranker!r} cannot be {what}: its weights are not here, but with {scorer!r}")
+        raise TypeError(
+            f"{self.reranker!r} cannot be {what}: it has no weights, because {scorer!r} computes its scores"
+        )
 
 
 def origin_of(reranker: Any) -> Checkpoint | Scorer:

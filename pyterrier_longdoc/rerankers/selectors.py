@@ -21,16 +21,16 @@ from .cross_encoder import CrossEncoder
 from .saved import arguments_from, config_of, write
 
 _DECIMALS = 5
-"""Decimals by which scores are compared: those of one text may differ in the last bits between batches."""
+"""Scores are compared to this many decimals, because those of the same text can differ in the last bits."""
 
 
 @dataclass(frozen=True)
 class ModelWindows(WindowSelector):
-    """Base of the selectors that score a window with a model, as if it were a document.
+    """Base of the selectors that score windows with a model, as if they were documents.
 
-    The model gets the text that the reranker reads, with the title before the window. All windows of many documents are
-    scored together, each distinct one once. In half precision rounding, which depends on the batch, may decide between
-    windows that are almost equal: give the model `dtype="float32"`.
+    The model reads the same text as the reranker, with the title before the window. The windows of many documents are
+    scored together, each distinct window once. Give the model `dtype="float32"`: in half precision, rounding depends on
+    the batch and can decide between windows with almost equal scores.
     """
 
     model: Any = argument()
@@ -58,14 +58,13 @@ class ModelWindows(WindowSelector):
 
 @dataclass(frozen=True)
 class EmbeddingWindows(ModelWindows):
-    """Keeps the `k` windows that a bi-encoder finds most similar to the query (as KeyB2 does).
+    """Keeps the `k` windows that are most similar to the query by a bi-encoder (as in KeyB2).
 
-    The bi-encoder remembers its embeddings, so that a candidate of several queries is embedded once.
+    The bi-encoder caches its embeddings, so a document that is a candidate for several queries is embedded once.
 
     Args:
-        k: how many windows.
-        model: a `BiEncoder`. It gets each window as a text; if that has several of its own windows, its `aggregation`
-            counts.
+        k: the number of windows.
+        model: a `BiEncoder`. It reads each window as a document; its own `aggregation` applies to long ones.
 
     Example:
         `ld.PARADE(preselect=ld.EmbeddingWindows(3, ld.BiEncoder()))`.
@@ -90,16 +89,16 @@ class EmbeddingWindows(ModelWindows):
 
 @dataclass(frozen=True)
 class CrossEncoderWindows(ModelWindows):
-    """Keeps the `k` windows that a smaller cross-encoder scores best (IDCM, and KeyB with BERT as selector).
+    """Keeps the `k` windows that a smaller cross-encoder scores highest (IDCM, and KeyB with BERT as selector).
 
-    Differs from IDCM, whose selector is a kernel model over convolutions: here it is any reranker of this package,
-    which `fit` trains on labels or, as in IDCM, on the scores of the large model (`TeacherScores`). The rest is `KMaxP`
-    with weights and other inputs: in the published code (matchmaker, `sigir21_idcm.py`) only a document's last window
-    ends in `[SEP]`, and masked padding takes the place of missing neighbours of its first and last windows.
+    In IDCM, the selector is a kernel model over convolutions. Here it is any reranker of this package, trained on
+    labels or, as in IDCM, on the scores of the large model (`TeacherScores`). The large model of IDCM is `KMaxP` with weights
+    and other inputs: in the published code (matchmaker, `sigir21_idcm.py`), only the last window of a document ends in
+    `[SEP]`, and masked padding replaces the missing neighbours of the first and last windows.
 
     Args:
-        k: how many windows. 4 in Hofstätter et al. 2021.
-        model: a reranker of this package, `FirstP` for instance; it gets each window as a document.
+        k: the number of windows. 4 in Hofstätter et al. 2021.
+        model: a reranker of this package, for instance `FirstP`; it reads each window as a document.
 
     Example:
         `ld.KMaxP(large, k=3, window_size=64, stride=50, preselect=ld.CrossEncoderWindows(4, ld.FirstP(small)))`.
@@ -113,7 +112,7 @@ class CrossEncoderWindows(ModelWindows):
         model = self.model
         if not isinstance(model, CrossEncoder) or type(model).transform is not CrossEncoder.transform:
             raise ValueError(
-                f"{type(self).__name__}: model={model!r} must be a reranker of query and text, FirstP(...) for instance"
+                f"{type(self).__name__}: model={model!r} must be a reranker of query and text, for instance FirstP(...)"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CrossEncoderWindows:
@@ -131,19 +130,20 @@ class CrossEncoderWindows(ModelWindows):
 
 @dataclass(frozen=True)
 class WordEmbeddingWindows(CrossEncoderWindows):
-    """Keeps the `k` windows whose words are most similar to those of the query, by a cross-encoder's word embeddings.
+    """Keeps the `k` windows whose words are most similar to the query's, by a cross-encoder's input embeddings.
 
-    No layer of the cross-encoder is computed: its input embeddings are compared. A window's score is the sum over the
-    query's tokens of the cosine similarity to the most similar token of the window, each weighted by
+    It compares input embeddings and computes no layer of the cross-encoder. The score of a window is a sum over the
+    query's tokens: the cosine similarity to the most similar token of the window, weighted by
     `ln(1 + (N - n + 0.5) / (n + 0.5))` for a token that occurs in n of the document's N windows. Unlike the
-    other selectors with a model, it does not read titles.
-    SEE (Busolin et al., SIGIR 2025) drops whole documents by the similarity of input embeddings to the query's; this
-    class applies the idea to windows. The score is ours: on the development questions it found more gold text than
-    cosines of mean embeddings, and than sums without weights.
+    other selectors with a model, it ignores titles.
+
+    SEE (Busolin et al., SIGIR 2025) uses the similarity of input embeddings to drop whole documents; this class applies
+    the idea to windows. The score is ours: on development questions, it found more gold text than cosines of mean
+    embeddings and than unweighted sums.
 
     Args:
-        k: how many windows.
-        model: a reranker of this package with a Hugging Face model in it, usually the one that then reads the windows.
+        k: the number of windows.
+        model: a reranker of this package with a Hugging Face model, usually the one that scores the selected windows.
 
     Example:
         `ld.PARADE(preselect=ld.WordEmbeddingWindows(3, ld.MaxP.load("longdoc:maxp")))`.

@@ -85,38 +85,39 @@ APIS = {
 
 @dataclass(frozen=True, repr=False)
 class ScoreServer(ExternalScorer):
-    """A reranker behind a running server, as backbone of a model over windows: `ld.MaxP(ld.ScoreServer(url))`.
+    """A reranker on a server, as the backbone of a model over windows: `ld.MaxP(ld.ScoreServer(url))`.
 
-    No weights are loaded here. Each distinct query and window of a run is sent once, in requests of up to the model's
-    `batch_size` windows of one query. After time-outs, rate limits (429), server errors and replies without exactly one
-    finite score for each window a request is repeated, with exponential back-off up to 8 seconds or after the server's
-    Retry-After (up to two minutes); a bad key or a bad request ends the run at once.
+    No weights are loaded. Each distinct pair of query and window is sent once, in requests with up to `batch_size`
+    windows of one query. Time-outs, rate limits (429), server errors and incomplete replies are retried with
+    exponential back-off up to 8 seconds, or after the server's Retry-After (up to two minutes). A wrong key or an
+    invalid request raises an error at once.
 
-    Text Embeddings Inference and vLLM are told to give logits and to cut no windows: a window that is too long ends the
-    run, with advice. Servers with Cohere's form cut silently, and mostly give probabilities.
+    Text Embeddings Inference and vLLM are asked for logits and not to truncate: a window that is too long raises an
+    error. Servers with Cohere's API truncate silently, and most of them return probabilities.
 
     Args:
-        url: the server, e.g. `"http://localhost:8080"`; if it ends in `/rerank` or `/score`, nothing is added.
-        api: the form of its requests: `"tei"` (Text Embeddings Inference, `/rerank`), `"vllm"` (`/score`), `"cohere"`
-            (`/v2/rerank`, also of Jina, vLLM and gateways), `"infinity"` (`/rerank`) or `"llama.cpp"` (`/v1/rerank`).
-        model: its name on the server. None for the only one; Cohere needs it, and so does a `score_cache`.
-        truncate: let Text Embeddings Inference or vLLM cut windows that are too long; each window that the server first
-            refuses counts in `coverage.windows_cut`.
-        parameters: more fields of a request, or other values for its fields.
-        template: as `CrossEncoder`'s, for a served language model: words around query and window, with an instruction
-            for instance. All before the line of the window is sent as query, the rest as text.
-        key_variable: the environment variable with the key, which is sent as a bearer token; None sends none.
-        concurrency: requests in flight at the same time.
+        url: the server, e.g. `"http://localhost:8080"`; the path of the API is added unless it ends in `/rerank` or
+            `/score`.
+        api: its API: `"tei"` (Text Embeddings Inference, `/rerank`), `"vllm"` (`/score`), `"cohere"` (`/v2/rerank`,
+            also for Jina, vLLM and gateways), `"infinity"` (`/rerank`) or `"llama.cpp"` (`/v1/rerank`).
+        model: the name of the model on the server; None if there is only one. Cohere and `score_cache` require it.
+        truncate: let Text Embeddings Inference or vLLM truncate windows that are too long;
+            `coverage.windows_cut` counts them.
+        parameters: additional or changed fields of a request.
+        template: as in `CrossEncoder`, for a served language model: a prompt around query and window, for instance with
+            an instruction. The part before the window's line is sent as the query, the rest as the text.
+        key_variable: the environment variable with the key, which is sent as a bearer token; None sends no key.
+        concurrency: the maximum number of simultaneous requests.
         timeout: seconds to wait for a reply.
-        max_retries: how often a failed request is repeated.
-        tokenizer: the served model's tokenizer, or its name: windows and queries are counted in its tokens and fit into
-            the longest input, so that the server cuts nothing. None counts words.
-        longest_input: most tokens of a query and a window together, special ones included; None for the answer of Text
+        max_retries: the maximum number of retries of a request.
+        tokenizer: the tokenizer of the served model, or its name. Windows and queries are then measured in its tokens
+            and fit into the maximum input length, so the server does not truncate. None counts words.
+        longest_input: the maximum number of tokens of a query and a window, special tokens included; None asks Text
             Embeddings Inference or vLLM.
 
     Raises:
-        ValueError: for no address, one with a user, a query or a fragment, for parameters that could hold keys, or an
-            argument out of its range.
+        ValueError: if the address is missing or has a user, a query or a fragment, if parameters could contain keys, or
+            if an argument is out of range.
     """
 
     url: str
@@ -172,7 +173,7 @@ class ScoreServer(ExternalScorer):
     def describe(self) -> dict[str, Any]:
         """Return its address and its requests' form; ValueError without the name of a model."""
         if self.model is None:
-            raise ValueError(f"{self!r} names no model to find its scores by: give model=, or leave score_cache out")
+            raise ValueError(f"{self!r} needs model= for a score_cache: set it, or omit score_cache")
         request = {"api": self.api, "truncate": self.truncate, "parameters": dict(self.parameters)}
         request |= {} if self.template is None else {"template": "\0".join(self._parts("{query}", "{text}"))}
         return {"type": type(self).__name__, "url": self._address, "model": self.model, **request}
@@ -181,7 +182,7 @@ class ScoreServer(ExternalScorer):
         """Return a warning about servers that cut windows silently."""
         if APIS[self.api].truncation != {} or (self.tokenizer is not None and self.longest_input is not None):
             return None
-        return f"{self!r} may cut windows silently; tokenizer= and longest_input= of its model make them fit."
+        return f"{self!r} may truncate windows silently; set tokenizer= and longest_input= to avoid it."
 
     def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
         """Return the server's scores; BackendError if it cannot be reached, or does not give all of them."""
@@ -212,8 +213,8 @@ class ScoreServer(ExternalScorer):
                 longest = max(texts, key=len)
                 raise ContextOverflowError(
                     f"{error}. The longest of the {len(texts)} windows has {len(longest)} characters and begins "
-                    f"{longest[:80]!r}: give a smaller window_size, or tokenizer= of the served model, whose windows "
-                    f"fit" + ", or let the server cut with truncate=True" * bool(APIS[self.api].truncation)
+                    f"{longest[:80]!r}: set a smaller window_size, or tokenizer= of the served model, so that windows "
+                    f"fit" + ", or set truncate=True" * bool(APIS[self.api].truncation)
                 ) from None
         if len(texts) == 1:
             return Scores(ask(texts, APIS[self.api].truncation), cut=1)
@@ -277,9 +278,9 @@ class ScoreServer(ExternalScorer):
             return outage
         hint = f"; is it a server with api={self.api!r}?" if status in (400, 404, 405, 422) else ""
         if blank and status in (400, 422):
-            hint = "; some servers refuse windows without text, as there are here: leave out documents without text"
+            hint = "; some windows have no text, which some servers reject: leave out documents without text"
         if size := re.search(r"maximum allowed batch size (\d+)", words):
-            hint = f"; give the model batch_size={size[1]}"
+            hint = f"; set batch_size={size[1]}"
         return BackendError(message + hint)
 
 
@@ -288,14 +289,14 @@ def _limits(reply: Any, model: str | None) -> Limits:
     if "data" in reply:
         models = {entry["id"]: entry for entry in reply["data"]}
         if model is None and len(models) > 1:
-            raise BackendError(f"the server has the models {', '.join(models)}: give the name of one, model=")
+            raise BackendError(f"the server has the models {', '.join(models)}: choose one with model=")
         return Limits(_count(models.get(model or next(iter(models), ""), {}).get("max_model_len")))
     return Limits(_count(reply.get("max_input_length")), _count(reply.get("max_client_batch_size")))
 
 
 def _count(value: Any) -> int | None:
     if value is not None and not (isinstance(value, int) and float(value) > 0):
-        raise ValueError(f"a limit of {value!r} is no number of tokens or windows")
+        raise ValueError(f"the limit {value!r} is not a number of tokens or windows")
     return value
 
 
@@ -307,7 +308,7 @@ def _values(reply: Any, api: Api, number: int) -> np.ndarray:
         values = np.array([score_of_index[index] for index in range(number)])
         if len(entries) == number and np.isfinite(values).all():
             return values
-    raise ValueError(f"not one finite {api.score} for each of {number} windows in {message_in(reply)}")
+    raise ValueError(f"expected one finite {api.score} for each of {number} windows, got {message_in(reply)}")
 
 
 def _no_netrc(request: Any) -> Any:

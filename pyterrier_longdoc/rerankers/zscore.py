@@ -16,20 +16,20 @@ from ..common.presentation import NotebookMixin
 class ZScore(NotebookMixin, pt.Transformer):
     """Replaces each score by its z-score among the query's candidates, for sums of systems (Montague & Aslam 2001).
 
-    The z-score is `(score - mean) / std`, with the mean and the standard deviation of all candidates of the query. It
-    is 0 where a query has one candidate, or where all its scores are equal. The new scores of each query have the mean
-    0 and the standard deviation 1, whatever the scale of the system is, so that no weight has to be chosen.
+    The z-score is `(score - mean) / std`, with the mean and the standard deviation over all candidates of the query. It
+    is 0 if a query has one candidate or all its scores are equal. The new scores of each query have mean 0 and standard
+    deviation 1, so that systems with different scales can be added without a weight.
 
-    A z-score, and a sum of z-scores, depends on the query's whole candidate list: another `num_results` of the first
-    stage changes it. Cut the list (`% 10`) after the sum, not before, and give all queries' candidates in one list.
+    A z-score depends on all candidates of the query: another `num_results` of the first stage changes it. Apply cutoffs
+    (`% 10`) after the sum, not before, and keep all candidates of a query in one frame.
 
     Returns the same rows, columns, order and index with new `score` (float64) and `rank`. Equal scores keep their order
     of rows.
 
     Example:
-        `bm25 >> dataset.text_loader() >> (ld.ZScore() + (ld.MaxP() >> ld.ZScore()))`. The inner parentheses are needed:
-        Python adds before it chains. The sum keeps the columns of both systems. Of a column that both have, such as
-        `window_scores`, it keeps the first system's.
+        `bm25 >> dataset.text_loader() >> (ld.ZScore() + (ld.MaxP() >> ld.ZScore()))`. The inner parentheses are needed,
+        because `+` binds more tightly than `>>`. The sum keeps the columns of both systems. If both have a column, such
+        as `window_scores`, it keeps that of the first.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("montague-2001-relevance",)
@@ -39,7 +39,7 @@ class ZScore(NotebookMixin, pt.Transformer):
 
         Raises:
             pt.validate.InputValidationError: if a column is missing.
-            ValueError: if a score is no finite number, or a qid is empty.
+            ValueError: if a score is not a finite number, or a qid is empty.
         """
         pt.validate.result_frame(inp, extra_columns=["score"], context=self)
         check_qids(inp)
