@@ -47,8 +47,8 @@ class SpreadReader(SeparateReader):
         kind, longest = backbone.family, backbone.longest_input
         if kind != "bert" or longest is None or longest < step:
             raise ValueError(
-                f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone "
-                f"is of type {kind!r} and takes {longest} tokens: leave position_step at 1"
+                f"position_step={step} needs a BERT with interpolated position embeddings, such as E5-4K; this "
+                f"backbone is of type {kind!r} and takes {longest} tokens: use position_step=1"
             )
         self.step = step
         super().__init__(backbone, settings, **options)
@@ -308,7 +308,7 @@ def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
         return shared
     router, encoders = model[0], {}
     if router.route_mappings:
-        raise ValueError(f"checkpoint {name!r} has route_mappings={router.route_mappings!r}: they are not applied")
+        raise ValueError(f"checkpoint {name!r} has route_mappings={router.route_mappings!r}, which are not supported")
     files = (Path(path, file).as_posix() for file in ("router_config.json", "config.json"))  # the second is an old name
     structure = next(config["structure"] for file in files if (config := read_json(name, file)))
     for side in ("document", "query"):
@@ -324,7 +324,7 @@ def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
         first, second = shared.backbone, of_queries.backbone
         if first.tokenizer.get_vocab() != second.tokenizer.get_vocab() or first.longest_input != second.longest_input:
             raise ValueError(
-                f"checkpoint {name!r} has two tokenizers or lengths: BiEncoder needs the same for all texts"
+                f"checkpoint {name!r} has two tokenizers or lengths, but BiEncoder needs the same for queries and texts"
             )
     return shared
 
@@ -333,7 +333,9 @@ def _shared(name: str, model: Any, module: Any, path: str, *, trust_remote_code:
     """Return the encoder of a Transformer with what a model does after it; ValueError for what cannot be applied."""
     backbone = encoder_of(name, module, path, trust_remote_code=trust_remote_code)
     if module.query_expansion is not None:
-        raise ValueError(f"checkpoint {name!r} has query_expansion={module.query_expansion!r}: it is for MaxSim alone")
+        raise ValueError(
+            f"checkpoint {name!r} has query_expansion={module.query_expansion!r}, which only MaxSim supports"
+        )
     general, longest = read_json(name, "config_sentence_transformers.json") or {}, module.max_seq_length
     # The library adds prompts "query" and "document", both empty, to a file without: they would hide the others.
     prompts = general.get("prompts") or {}

@@ -27,8 +27,8 @@ def resolve_device(device: str | None) -> torch.device:
     resolved = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device={device!r}: torch {torch.__version__} finds no GPU here. Leave device out to compute on the CPU, "
-            f"or install torch for CUDA and its driver"
+            f"device={device!r}: torch {torch.__version__} finds no GPU. Omit device to use the CPU, "
+            f"or install torch with CUDA and the driver"
         )
     return resolved
 

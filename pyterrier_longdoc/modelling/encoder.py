@@ -128,7 +128,7 @@ class WindowEncoder(nn.Module):
             ignored.append("template")
         if ignored:
             names = " and ".join(f"{name}=" for name in ignored)
-            raise ValueError(f"{names} would have no effect: {type(reader).__name__} has its own way to read inputs")
+            raise ValueError(f"{names} would have no effect: {type(reader).__name__} has its own input format")
 
     @property
     def has_random_layers(self) -> bool:
@@ -143,11 +143,11 @@ class WindowEncoder(nn.Module):
     def check_needs(self, needs: str) -> None:
         """Raise ValueError if a head needs states that the backbone does not have in one width."""
         if needs != "cls" and (why := getattr(self.backbone, "lacks_states", "")):
-            raise ValueError(f"this head looks at the states of query and text, but {why}")
+            raise ValueError(f"this head needs token states of query and text, but {why}")
         if needs == "last" and self.state_size != self.hidden_size:
             raise ValueError(
-                f"this head needs vectors of one width, but the checkpoint turns states of {self.state_size} features "
-                f"into vectors of {self.hidden_size}"
+                f"this head needs states and vectors of the same width, but the checkpoint turns states of "
+                f"{self.state_size} features into vectors of {self.hidden_size}"
             )
 
     def refresh(self) -> None:

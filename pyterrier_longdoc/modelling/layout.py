@@ -40,8 +40,8 @@ class InputLayout:
         """Raise ValueError if the layout does not suit a model with these arguments."""
         if self.is_for_pairs and max_query_len is None:
             raise ValueError(
-                f"max_query_len=None does not go with {self!r}, where it gives all inputs their form: give a number, "
-                f"32 in Boytsov et al. 2025, or leave layout='pair'"
+                f"max_query_len=None is not possible with {self!r}, whose inputs have fixed sizes: set a number, "
+                f"such as 32 in Boytsov et al. 2025, or use layout='pair'"
             )
         if self.shared_budget and (repeats or preselect is not None or not isinstance(windows, Truncate | WholeText)):
             raise ValueError(

@@ -78,9 +78,7 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
     else:
         architectures = (read_json(name, "config.json") or {}).get("architectures") or [""]
         if architectures[0].endswith("ForRetrieval"):
-            raise ValueError(
-                f"checkpoint {name!r} is a {architectures[0]}, which retrieves images: MaxSim cannot read it"
-            )
+            raise ValueError(f"checkpoint {name!r} is a {architectures[0]} for images, which MaxSim does not support")
         backbone, vectors = load_encoder(name, trust_remote_code=trust_remote_code), TokenVectors(trained=False)
         linear = {"inputs": backbone.state_size, "bias": False, "activation": "Identity", "residual": False}
         with seeded(seed):
@@ -126,8 +124,8 @@ def token_vectors_of(name: str, model: Any, backbone: Backbone) -> tuple[TokenVe
         if field != TOKENS:
             kinds = ", ".join(type(each).__name__ for each in modules)
             raise ValueError(
-                f"checkpoint {name!r} has the modules {kinds}, and MaxSim cannot apply {module}: it knows Dense, "
-                f"MultiVectorMask (without keep_only_token_ids), Normalize and HierarchicalTokenPooling over "
+                f"checkpoint {name!r} has the modules {kinds}, but MaxSim does not support {module}: it supports "
+                f"Dense, MultiVectorMask (without keep_only_token_ids), Normalize and HierarchicalTokenPooling over "
                 f"{TOKENS!r}, in this order"
             )
     # Tokens that are not attended to count only where this module says so.

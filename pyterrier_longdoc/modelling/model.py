@@ -27,10 +27,10 @@ from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head, w
 from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
-"""Most pairs that are read and encoded at a time."""
+"""The maximum number of pairs that are read and encoded together."""
 
 WATCHED_BLOCK_CHARACTERS = 100_000
-"""Text of a block if a store of scores or a progress bar waits for each: on a CPU a few seconds."""
+"""The characters of a block if a score cache or a progress bar follows: a few seconds on a CPU."""
 
 OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
 """Called when a block is done, with the rows of each of its P pairs, `(P,)` scores, and what was read."""
@@ -286,8 +286,8 @@ class Model(nn.Module):
         lacks_matches = match is not None and encoded.matches is None
         if lacks_matches or (head.needs != "cls" and encoded.query is None):
             raise ValueError(
-                f"{type(self.encoder).__name__} gives vectors of windows alone, but the head {head.name!r} also needs "
-                f"the states of tokens (needs={head.needs!r})"
+                f"{type(self.encoder).__name__} returns only window vectors, but the head {head.name!r} also needs "
+                f"token states (needs={head.needs!r})"
             )
         return encoded
 
@@ -299,8 +299,8 @@ class Model(nn.Module):
             scores: torch.Tensor = self.head(encoded)
         if scores.shape != encoded.mask.shape[:1]:
             raise ValueError(
-                f"the head {self.head.name!r} gave scores of the shape {tuple(scores.shape)} for "
-                f"{len(encoded.mask)} documents: its forward must return one score for each document, (B,)"
+                f"the head {self.head.name!r} returned scores with the shape {tuple(scores.shape)} for "
+                f"{len(encoded.mask)} documents: its forward must return one score per document, (B,)"
             )
         return scores
 
@@ -347,8 +347,8 @@ class Model(nn.Module):
         tokenizer = serialized(self.tokenizer.backend_tokenizer)
         if tokenizer is None:
             raise ValueError(
-                "scores of this model cannot be stored, because a step of its tokenizer is written in Python and may "
-                "change unnoticed: leave score_cache out"
+                "scores of this model cannot be stored, because a step of its tokenizer is Python code, whose changes "
+                "cannot be detected: omit score_cache"
             )
         settings, reader = self.settings, self.reader
         return {

@@ -88,7 +88,7 @@ def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselecti
 
 def check_preselection(preselect: Preselection | None, windows: Windows) -> None:
     """Raise ValueError if `preselect` is no preselection, or does not suit a model with these windows."""
-    rule = "a selector of windows, BM25Windows(3) for instance, or None"
+    rule = "a selector of windows such as BM25Windows(3), or None"
     check_type(Preselection | None, rule, preselect=preselect)
     if preselect is not None:
         preselect.check(windows)
@@ -115,7 +115,7 @@ class WindowSelector(Preselection):
     def check(self, windows: Windows) -> None:
         if _is_one_window(windows):
             raise ValueError(
-                f"preselect={self!r} has nothing to choose from: this model reads one window; KeyBlocks fills it"
+                f"preselect={self!r} has nothing to select: this model reads one window, which KeyBlocks can fill"
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
@@ -312,7 +312,7 @@ class KeyBlocks(Preselection):
     blocks: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        check_type(WindowSelector, "a selector, BM25Windows(7) for instance", selector=self.selector)
+        check_type(WindowSelector, "a selector such as BM25Windows(7)", selector=self.selector)
 
     @property
     def needs_text(self) -> bool:  # type: ignore[override]
@@ -324,7 +324,7 @@ class KeyBlocks(Preselection):
     def check(self, windows: Windows) -> None:
         if windows.needs_text:
             raise ValueError(
-                f"{windows!r} need words or sentences, but key blocks may cut these: use windows in tokens"
+                f"{windows!r} needs whole words or sentences, which key blocks can split: use windows in tokens"
             )
         if not _is_one_window(windows) or windows.largest is None:
             return
@@ -332,7 +332,7 @@ class KeyBlocks(Preselection):
         if size is None or k * size > windows.largest:
             raise ValueError(
                 f"{k} blocks of up to {size} tokens do not fit into the one window of {windows.largest} tokens: lower "
-                f"k, or max_tokens of the blocks"
+                f"k or the max_tokens of the blocks"
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:

@@ -69,7 +69,7 @@ class QuantizedRuntime:
         runtime = cls(graph, weights, saved["inputs"], saved["made_of"])
         if runtime.digest != saved["digest"]:
             files = " and ".join(FILES)
-            raise ValueError(f"{files} in {str(folder)!r} are not those of its config.json: save the model again")
+            raise ValueError(f"{files} in {str(folder)!r} do not belong to its config.json: save the model again")
         return runtime
 
     @property
@@ -136,7 +136,7 @@ def quantize(model: Any, queries: Sequence[str], texts: Sequence[str], *, verbos
     if why:
         raise ValueError(f"this model cannot be quantized, because {why}")
     if len(texts) < LEAST_WINDOWS:
-        raise ValueError(f"{len(texts)} distinct windows are too few to calibrate on, {LEAST_WINDOWS} are needed")
+        raise ValueError(f"{len(texts)} distinct windows are too few for calibration; {LEAST_WINDOWS} are needed")
     nncf = import_extra("nncf", "openvino", "quantize needs NNCF")
     before, recorder = encoder.runtime, _Recorder()
     encoder.runtime = recorder
@@ -154,7 +154,7 @@ def quantize(model: Any, queries: Sequence[str], texts: Sequence[str], *, verbos
         tau = kendalltau(expected, model.score(queries, texts).scores).statistic
         if not tau >= LEAST_TAU:
             raise ValueError(
-                f"in int8 this model ranks {len(texts)} windows too differently (Kendall's tau {tau:.3f}, at least "
+                f"int8 changes the ranking of {len(texts)} windows too much (Kendall's tau {tau:.3f}, at least "
                 f"{LEAST_TAU} is needed): use it in float32 or bfloat16"
             )
         encoder.quantized = encoder.runtime

@@ -71,7 +71,7 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
     why = obstacle(encoder, needs)
     if not why and encoder.quantized is not None:
         if runtime == "torch" or device.type != "cpu" or dtype != torch.float32:
-            raise ValueError("a quantized model computes in int8 with OpenVINO: leave out runtime=, device= and dtype=")
+            raise ValueError("a quantized model computes in int8 with OpenVINO: omit runtime=, device= and dtype=")
         return "openvino"
     if runtime == "openvino" and why:
         raise ValueError(f"runtime='openvino' cannot compute this model, because {why}: use runtime='torch'")
@@ -88,7 +88,7 @@ def obstacle(encoder: Any, needs: str) -> str:
     if not encoder.is_exported:
         return "its encoder is not exported"
     if needs == "all":
-        return "its head looks at all layers, and exports return the last one"
+        return "its head needs all layers, and exports return only the last one"
     config = encoder.backbone.config
     if config.model_type not in FAMILIES or getattr(config, "auto_map", None):
         supported = f"{', '.join(FAMILIES[:-1])} and {FAMILIES[-1]} as transformers has them"
@@ -167,7 +167,7 @@ def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form
         error = float((form(inputs)[real] - expected).norm() / expected.norm())
     if not error <= _TOLERANCE[dtype]:
         raise RuntimeError(
-            f"OpenVINO does not compute what torch does for this {type(backbone).__name__} (relative error "
+            f"OpenVINO and torch disagree for this {type(backbone).__name__} (relative error "
             f"{error:.2g}, allowed {_TOLERANCE[dtype]}): use runtime='torch'"
         )
     return form

@@ -111,11 +111,11 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not config and any((folder / file).is_file() for file in (WEIGHTS_FILE, ADAPTER_FILE)):
         raise ValueError(
-            f"{str(name)!r} has weights but no {CONFIG_FILE}: saving a model there did not finish; save it again"
+            f"{str(name)!r} has weights but no {CONFIG_FILE}, because saving was interrupted: save the model again"
         )
     if config.get("format") != SAVED_FORMAT:
         raise ValueError(
-            f"{str(name)!r} is no model saved by this package; to start from a Hugging Face checkpoint give it as the "
+            f"{str(name)!r} was not saved by this package; to start from a Hugging Face checkpoint, use it as the "
             f"backbone, e.g. MaxP({str(name)!r})"
         )
     if config["format_version"] > FORMAT_VERSION:
@@ -151,7 +151,7 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
 def _check_weights(tensors: Mapping[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> None:
     if fingerprint(tensors) != config.get("weights"):
         raise ValueError(
-            f"the weights in {str(folder)!r} are not those of its {CONFIG_FILE}: files of two models are mixed there; "
+            f"the weights in {str(folder)!r} do not belong to its {CONFIG_FILE}: the folder mixes two models; "
             f"save the model again"
         )
 
@@ -223,13 +223,13 @@ def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: 
     base, upon, tensors = _pretrained(model), config["adapter"]["upon"], _read_tensors(folder / ADAPTER_FILE)
     _check_weights(tensors, folder, config)
     if fingerprint(base) != config["adapter"]["base"]:
-        raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
+        raise ValueError(f"the adapter in {str(folder)!r} belongs to other weights than those of {backbone!r}")
     if upon is not None:
         changes = _encoder_of(upon)
         if fingerprint(changes) != config["adapter"]["upon_weights"]:
             raise ValueError(
-                f"the adapter in {str(folder)!r} was made upon other weights than those that are now in {upon!r}: put "
-                f"those back, or train and save this model again"
+                f"the adapter in {str(folder)!r} is based on other weights than those now in {upon!r}: restore "
+                f"them, or train and save this model again"
             )
         base = restore(changes, base)
     model.load_state_dict(restore(tensors, base), strict=True)

@@ -64,7 +64,7 @@ class Template:
             return
         answers = tuple(self.answers) if isinstance(self.answers, tuple | list) else ()
         if len(answers) not in (1, 2) or not all(type(answer) in (str, int) for answer in answers):
-            raise ValueError(f"Template: answers={self.answers!r} must be one or two words, ('yes', 'no') for instance")
+            raise ValueError(f"Template: answers={self.answers!r} must be one or two words, such as ('yes', 'no')")
         object.__setattr__(self, "answers", answers)
 
     @classmethod
@@ -249,7 +249,7 @@ def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
     """Return the tokens of a prefix, and the white space to put before a text after it."""
     around = seams(tokenizer, prefix, "")
     if around.apart:
-        logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
+        logger.warning("prefix %r is tokenized separately from the text after it: end it with a space", prefix)
     return around.surroundings[0], around.leads[0]
 
 
@@ -271,7 +271,7 @@ def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, spec
         end = start + len(probe)
         slot_tokens = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
         if not slot_tokens:
-            raise ValueError(f"the tokenizer of this checkpoint makes no token of the word {probe!r}")
+            raise ValueError(f"the tokenizer of this checkpoint returns no token for the word {probe!r}")
         first, last = slot_tokens[0], slot_tokens[-1]
         if (string[offsets[first][0] : start] + string[end + len(trail) : offsets[last][1]]).strip():
             return None

@@ -63,7 +63,7 @@ class Windows(ReprMixin, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
-            raise TypeError(f"{cls.__name__} has an __init__ of its own, which would not be saved: make it a dataclass")
+            raise TypeError(f"{cls.__name__} defines __init__, whose arguments would not be saved: make it a dataclass")
         if not cls.__name__.startswith("_"):
             register(_CLASSES, "windows", cls.__name__, cls)
 
@@ -79,7 +79,7 @@ class Windows(ReprMixin, ABC):
             if not 0 <= start <= end or stop - start > most:
                 raise ValueError(
                     f"{type(self).__name__}.spans returned the window {(start, end)}: windows must begin at 0 or "
-                    f"later, not after their end, and have at most {most} tokens, as its largest says"
+                    f"later, not after their end, and have at most {most} tokens, the value of largest"
                 )
             if start < stop:
                 spans.append((start, stop))
@@ -104,8 +104,8 @@ class Windows(ReprMixin, ABC):
         if self.largest is not None and self.largest > capacity:
             raise ValueError(
                 f"{self!r} does not fit: its windows have up to {self.largest} tokens, but next to the query and the "
-                f"special tokens the backbone takes {capacity} document tokens. Make windows smaller, lower "
-                f"max_query_len or repeat_tokens, or take another backbone"
+                f"special tokens the backbone takes {capacity} document tokens. Use smaller windows, lower "
+                f"max_query_len or repeat_tokens, or use another backbone"
             )
         return self
 

@@ -92,9 +92,9 @@ class CrossEncoderWindows(ModelWindows):
     """Keeps the `k` windows that a smaller cross-encoder scores highest (IDCM, and KeyB with BERT as selector).
 
     In IDCM, the selector is a kernel model over convolutions. Here it is any reranker of this package, trained on
-    labels or, as in IDCM, on the scores of the large model (`TeacherScores`). The large model of IDCM is `KMaxP` with weights
-    and other inputs: in the published code (matchmaker, `sigir21_idcm.py`), only the last window of a document ends in
-    `[SEP]`, and masked padding replaces the missing neighbours of the first and last windows.
+    labels or, as in IDCM, on the scores of the large model (`TeacherScores`). The large model of IDCM is `KMaxP` with
+    weights and other inputs: in the published code (matchmaker, `sigir21_idcm.py`), only the last window of a document
+    ends in `[SEP]`, and masked padding replaces the missing neighbours of the first and last windows.
 
     Args:
         k: the number of windows. 4 in Hofstätter et al. 2021.

@@ -57,7 +57,7 @@ class AlibiConfig:
         kind = config_json.get("feed_forward_type", "geglu")
         if kind != "geglu":
             raise ValueError(
-                f"feed_forward_type={kind!r} is only in the checkpoint's own code (trust_remote_code=True)"
+                f"feed_forward_type={kind!r} is not supported; use the checkpoint's own code (trust_remote_code=True)"
             )
         field_names = {f.name for f in fields(cls)}
         values = {name: value for name, value in config_json.items() if name in field_names}

@@ -229,9 +229,7 @@ def rules_for(config: Any, options: BackboneOptions, tokenizer: Any = None) -> I
         if family != owner and value != getattr(BackboneOptions, name):
             raise ValueError(f"{name}={value!r} would have no effect: it is for {owner}, not for {family}")
     if options.global_attention == "sentences" and options.template is not None:
-        raise ValueError(
-            "global_attention='sentences' marks sentences for [CLS] query [SEP] text [SEP]: leave template"
-        )
+        raise ValueError("global_attention='sentences' marks sentences in [CLS] query [SEP] text [SEP]: omit template")
     answers = None if options.template is None else options.template.answers
     # Remote code may answer or not: nothing here tells.
     if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
@@ -266,7 +264,7 @@ def layer_stack(backbone: Any) -> str:
     for name, module in backbone.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return name
-    raise ValueError(f"this needs a backbone that is a stack of layers, and {type(backbone).__name__} is not")
+    raise ValueError(f"this needs a backbone with a list of layers, which {type(backbone).__name__} is not")
 
 
 def use_attention(model: Any, implementation: str | None) -> None:
@@ -275,7 +273,7 @@ def use_attention(model: Any, implementation: str | None) -> None:
     if implementation is None or implementation == current:
         return
     if not hasattr(model, "set_attn_implementation"):
-        raise ValueError(f"attn_implementation={implementation!r} is not available here: leave it out")
+        raise ValueError(f"attn_implementation={implementation!r} is not available here: omit it")
     with quiet():
         model.set_attn_implementation(implementation)
 

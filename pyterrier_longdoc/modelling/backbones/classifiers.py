@@ -84,7 +84,7 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
     """
     tokens = [_token(tokenizer, answer) for answer in answers]
     if len(set(tokens)) < len(tokens):
-        raise ValueError(f"answers={answers!r} are one and the same token of this backbone: all scores would be 0")
+        raise ValueError(f"answers={answers!r} are the same token for this backbone: all scores would be 0")
     ids = torch.tensor([[*tokens, *tokens[::-1]]])
     words = model.get_output_embeddings()
     logits, final = _logits(model, ids), _margin(words, *tokens)
@@ -98,8 +98,8 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
         final.bias.mul_(scale)
     if not is_linear or getattr(model.config, "final_logit_softcapping", None) is not None:
         raise ValueError(
-            f"the logits of {type(model).__name__} are no linear function of its last state, so that a head cannot "
-            f"score by them: give a template without answers, and train the model"
+            f"the logits of {type(model).__name__} are not a linear function of its last state, so a head cannot "
+            f"use them: give a template without answers, and train the model"
         )
     return Parts(encoder, None, final, pooling)
 
@@ -107,7 +107,7 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
 def _token(tokenizer: Any, answer: str | int) -> int:
     ids = [answer] if isinstance(answer, int) else tokenizer(answer, add_special_tokens=False)["input_ids"]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or not 0 <= ids[0] < len(tokenizer):
-        raise ValueError(f"answer {answer!r} must be one token that this backbone knows, and is {ids}")
+        raise ValueError(f"answer {answer!r} must be a single known token of this backbone, but is {ids}")
     return int(ids[0])
 
 

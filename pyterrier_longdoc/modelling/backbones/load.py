@@ -242,7 +242,7 @@ def _check_encoder_decoder(name: str, family: str, options: BackboneOptions, *, 
     if not pairs or family not in ENCODER_DECODERS or without_answers or options.pooling is not None:
         raise ValueError(
             f"checkpoint {name!r} ({family}) is an encoder-decoder: only {', '.join(ENCODER_DECODERS)} can score a "
-            f"query and a text, by their answer. The template needs answers, as 'monot5' has; leave pooling out"
+            f"query and a text, by their answer. Use a template with answers, such as 'monot5', and omit pooling"
         )
 
 
@@ -269,7 +269,9 @@ def load_pretrained(auto_class: Any, name: str, config: Any, **options: Any) -> 
 
 def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
     if kind_of(name) == "MultiVectorEncoder":
-        logger.warning("%r is for late interaction, which MaxSim reads: its encoder alone is used, to be trained", name)
+        logger.warning(
+            "%r is a late-interaction model for MaxSim: here only its encoder is used, which must be trained", name
+        )
     return cross_encoder_files(name)
 
 
@@ -298,7 +300,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
     if not certain:
         kind = (config.architectures or [config.model_type])[0]
         raise ValueError(
-            f"nothing in the checkpoint tells in which words this {kind} reads query and text: give one of the "
+            f"the checkpoint does not specify the prompt of this {kind}: set template= to one of the "
             f"templates {', '.join(TEMPLATES)} ('monot5' for monoT5, 'qwen3-reranker' for Qwen3-Reranker and its "
             f"conversions, 'yes-no' to ask a chat model, 'plain' to train one), or ld.Template.of('query: {{query}} "
             f"text: {{text}}', answers=('yes', 'no'))"
@@ -381,8 +383,8 @@ def check_embeddings(model: Any, tokenizer: Any) -> None:
     if tokens > embeddings:
         raise ValueError(
             f"the tokenizer of {tokenizer.name_or_path!r} has {tokens} tokens, but its model has embeddings of "
-            f"{embeddings}: take the tokenizer with which it was trained, or call resize_token_embeddings({tokens}) of "
-            f"the model, train and save it"
+            f"{embeddings}: use the tokenizer with which it was trained, or call resize_token_embeddings({tokens}) on "
+            f"the model, train it and save it"
         )
 
 
@@ -399,12 +401,12 @@ def _fast(name: str, tokenizer: Any) -> Any:
 
 def _check_labels(name: str, labels: int, names: Mapping[Any, Any] | None) -> None:
     if labels > 2:
-        raise ValueError(f"checkpoint {name!r} is a classifier with {labels} labels, but a reranker needs one or two")
+        raise ValueError(f"checkpoint {name!r} is a classifier with {labels} labels, but a reranker has one or two")
     if labels == 2 and names is not None:  # of a head that is taken over
         relevant = relevant_label(names)
         if relevant is None:
             raise ValueError(
-                f"checkpoint {name!r} has two labels, {' and '.join(map(repr, names.values()))}, which do not say "
+                f"checkpoint {name!r} has two labels, {' and '.join(map(repr, names.values()))}, which do not show "
                 f"which one is relevant: name them 'irrelevant' and 'relevant' in id2label of its config.json"
             )
         logger.warning("%r has two labels: its score is logit[%d] - logit[%d]", name, relevant, 1 - relevant)
@@ -429,7 +431,7 @@ def checkpoint_config(name: str) -> dict[str, Any]:
         raise ValueError(
             f"checkpoint {name!r} is a LoRA adapter of {adapter.get('base_model_name_or_path')!r}: merge it first, "
             f"with peft.AutoPeftModelForSequenceClassification.from_pretrained({name!r}).merge_and_unload()"
-            f".save_pretrained(folder), save the tokenizer there, too, and give that folder"
+            f".save_pretrained(folder), save the tokenizer there as well, and use that folder"
         )
     if config.get("format") == SAVED_FORMAT:
         cure = f"restore it with {config['class']}.load({name!r})"

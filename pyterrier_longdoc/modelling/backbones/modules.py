@@ -30,7 +30,7 @@ def library(name: str) -> Any:
     import_extra(
         "sentence_transformers.multi_vector_encoder",
         "sentence-transformers",
-        f"checkpoint {name!r} is read by sentence-transformers 6.2 or later",
+        f"checkpoint {name!r} needs sentence-transformers 6.2 or later",
     )
     return import_extra("sentence_transformers", "sentence-transformers", "")
 
@@ -71,7 +71,7 @@ def check_files(folder: str, *, trust_remote_code: bool = False) -> None:
         if file.suffix == ".safetensors":
             refuse_pointer(file)
         elif file.name == "pytorch_model.bin" and not list(file.parent.glob("model*.safetensors")):
-            raise ValueError(f"{str(file)!r} is a pickle, and there are no weights in safetensors beside it")
+            raise ValueError(f"{str(file)!r} is a pickle, and there are no safetensors weights next to it")
         elif file.name == "config.json" and not trust_remote_code:
             config = json.loads(file.read_text(encoding="utf-8"))
             function = "torch." if "model_type" in config else config.get("activation_function", "torch.")
@@ -109,7 +109,7 @@ def check_transformer(name: str, module: Any) -> Any:
     if module.tokenizer.truncation_side != "right":
         raise ValueError(
             f"checkpoint {name!r} has truncation_side={module.tokenizer.truncation_side!r} in tokenizer_config.json, "
-            f"which cannot be applied: a window here keeps the beginning of a long text"
+            f"which is not supported: windows keep the beginning of a long text"
         )
     return module
 
@@ -132,7 +132,7 @@ def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tup
     if pooling.pooling_mode not in _POOLINGS or (prompt and not pooling.include_prompt):
         raise ValueError(
             f"checkpoint {name!r} has pooling_mode={pooling.pooling_mode!r} and include_prompt="
-            f"{pooling.include_prompt!r}: only {', '.join(_POOLINGS)} can be taken over, over the prompt as well"
+            f"{pooling.include_prompt!r}: only {', '.join(_POOLINGS)} are supported, with the prompt included"
         )
     # Dropout does nothing when a model scores; heads have their own for training.
     layers = [layer for layer in layers if type(layer).__name__ != "Dropout"]
@@ -169,7 +169,7 @@ def _step(name: str, module: Any, field: str) -> Step:
     if kind == "LayerNorm" and field == VECTOR:
         return {"kind": "norm", "size": module.dimension}
     if kind != "Dense":
-        raise ValueError(f"checkpoint {name!r} has a {kind} module, which cannot be taken over")
+        raise ValueError(f"checkpoint {name!r} has a {kind} module, which is not supported")
     function = module.activation_function
     if module.module_input_name != field or not isinstance(function, nn.Module):
         raise ValueError(

@@ -112,7 +112,7 @@ def _check_activation(name: str, activation: str | None) -> None:
     rising = activation is None or (activation.startswith("torch.nn.") and activation.rsplit(".", 1)[-1] in _RISING)
     if not rising:
         raise ValueError(
-            f"checkpoint {name!r} puts activation_fn={activation!r} on its scores, which may change their order"
+            f"checkpoint {name!r} applies activation_fn={activation!r} to its scores, which can change their order"
         )
 
 
@@ -138,13 +138,13 @@ def transformer_settings(name: str) -> dict[str, Any]:
     settings: dict[str, Any] = next(filter(None, (read_json(name, file) for file in files)), {})
     for key in _LOADING & set(settings):
         if changes := {k: v for k, v in (settings[key] or {}).items() if k not in _CHANGES_NO_SCORE and v is not None}:
-            raise ValueError(f"checkpoint {name!r} is loaded with {key}={changes!r}, which cannot be applied here")
+            raise ValueError(f"checkpoint {name!r} is loaded with {key}={changes!r}, which is not supported")
     reading = settings.get("modality_config", {}).get("text", {})
     output = reading.get("method"), reading.get("method_output_name")
     if reading and output not in (("forward", "last_hidden_state"), ("forward", "logits")):
         raise ValueError(
             f"checkpoint {name!r} has modality_config={reading!r} for texts: only the last_hidden_state or the logits "
-            f"of the method 'forward' can be taken over"
+            f"of the method 'forward' are supported"
         )
     return settings
 
@@ -155,8 +155,8 @@ def check_lower_case(name: str, tokenizer: Any) -> None:
     keeps_case = tokenizer.tokenize(letters) != tokenizer.tokenize(letters.lower())
     if keeps_case and transformer_settings(name).get("do_lower_case"):
         raise ValueError(
-            f"checkpoint {name!r} has do_lower_case, which its tokenizer does not do: put a Lowercase normalizer in "
-            f"its tokenizer.json"
+            f"checkpoint {name!r} has do_lower_case, but its tokenizer does not lower-case: put a Lowercase normalizer "
+            f"in its tokenizer.json"
         )
 
 
@@ -165,7 +165,7 @@ def _check_processing(name: str, options: dict[str, Any]) -> None:
     given = {**options, **(options.get("text") or {}), **(options.get("common") or {})}
     changes = {key: value for key, value in given.items() if key not in _READS_PAIRS | {"text", "common"}}
     if changes:
-        raise ValueError(f"checkpoint {name!r} has processing_kwargs={changes!r}, which cannot be applied here")
+        raise ValueError(f"checkpoint {name!r} has processing_kwargs={changes!r}, which are not supported")
 
 
 def read_json(name: str, path: str) -> Any:

@@ -22,7 +22,7 @@ class FirstStep(nn.Module):
 
     supports_gradient_checkpointing = False
     lacks_states = (
-        "an encoder-decoder gives one for its answer: use FirstP, MaxP, AvgP, PARADE without query_states, ..."
+        "an encoder-decoder gives only that of its answer: use FirstP, MaxP, AvgP, PARADE without query_states, ..."
     )
 
     def __init__(self, model: Any) -> None:

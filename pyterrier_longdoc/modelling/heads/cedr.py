@@ -100,7 +100,7 @@ class CedrPacrrHead(TokenHead, name="cedr-pacrr"):
         tokens, length = matches.values.shape[2:]
         missing, short = self.query_size - tokens, max(0, self.top - length)
         if missing < 0:
-            raise ValueError(f"this head was made for {self.query_size} query tokens, not {tokens}")
+            raise ValueError(f"this head has weights for {self.query_size} query tokens, not {tokens}")
         values = nn.functional.pad(matches.values, (0, short, 0, missing))
         query = nn.functional.pad(matches.query_mask, (0, missing))  # (B, query_size)
         document = nn.functional.pad(matches.document_mask, (0, short))

@@ -21,8 +21,7 @@ def reader_of(backbone: Any, settings: Settings) -> Reader:
     if backbone.template is not None or backbone.options.prompt:
         if layout.is_for_pairs:
             raise ValueError(
-                f"{layout!r} is for [CLS] query [SEP] text [SEP]; this backbone reads words around query and text: "
-                f"leave layout='pair'"
+                f"{layout!r} is for [CLS] query [SEP] text [SEP]; this backbone has a template: use layout='pair'"
             )
         return TemplateReader(backbone, settings)
     if layout.pad_query:

@@ -114,7 +114,7 @@ class Reader(ABC):
         self.windows, self.max_query_len = self.fit()
         # The tokens of an empty query or text are those of the white space before any other one.
         self._empty = [tokenize(tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
-        rule = settings.windows_argument or "the longest input of the backbone"
+        rule = settings.windows_argument or "the maximum input length of the backbone"
         if rule == "window_size":
             rule = f"window_size={self.windows.largest}"
         choice = rule if settings.max_windows is None else f"max_windows={settings.max_windows}"
@@ -163,7 +163,7 @@ class Reader(ABC):
         """Fit windows into the tokens that there are for a window and its title."""
         title = self.settings.repeat_tokens
         if title and room <= title:
-            raise ValueError(f"repeat_tokens={title} leave no room for windows in {room} tokens: lower repeat_tokens")
+            raise ValueError(f"repeat_tokens={title} leaves no room for windows in {room} tokens: lower repeat_tokens")
         return windows.within(room - title)
 
     def _size_of(self, windows: Windows) -> int:
@@ -261,7 +261,7 @@ class Reader(ABC):
         if query.tokens_read < query.tokens:
             query_cut_by = f"max_query_len={settings.max_query_len}"
             if settings.max_query_len is None:
-                query_cut_by = f"the longest query of the checkpoint, which takes {self.max_query_len}"
+                query_cut_by = f"the checkpoint's maximum query length of {self.max_query_len}"
         sizes = len(text), read, len(spans), query.tokens, query.tokens_read
         return Reading(query.text, *sizes, query_cut_by, dict(+cut))
 

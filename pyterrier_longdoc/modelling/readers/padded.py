@@ -43,7 +43,7 @@ def first_position(backbone: Any, settings: Settings) -> int | None:
     if first is None and settings.layout.positions != "columns":
         raise ValueError(
             "positions='real tokens' is for backbones that number positions by token ids, such as RoBERTa and "
-            "Longformer, not for this one: leave positions='columns'"
+            "Longformer, not for this one: use positions='columns'"
         )
     return first
 
