@@ -1,4 +1,4 @@
-"""How a query and a text become one input: the layouts of the published models."""
+"""Input layouts: how a query and a text form one input in the published models."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ POSITIONS = ("columns", "real tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class InputLayout:
-    """How a query and a text become one input; without arguments the tokenizer's own layout for two texts.
+    """How a query and a text form one input; by default, the tokenizer's own layout for two texts.
 
-    `LAYOUTS` names those of Boytsov et al. 2025, from their code (FlexNeuART) and its configurations.
+    `LAYOUTS` has those of Boytsov et al. 2025, from their code (FlexNeuART) and its configurations.
 
     Args:
         pad_query: `[CLS] query [SEP] window [SEP]` with the query padded to `max_query_len` and the window to its full
-            size, so that all tokens have fixed places.
-        shared_budget: query and text together are read up to `max_query_len` + `max_doc_len` + 3 tokens, special ones
-            included; the longer one is cut first (`truncation="longest_first"` of tokenizers). For models that read
-            one window: a query is not cut at `max_query_len`, and a short one leaves its tokens to the text.
-        positions: with `pad_query`, for backbones that number positions by token ids (RoBERTa, Longformer): `"columns"`
-            counts the padding inside an input, `"real tokens"` skips it, as these backbones do.
+            size, so that all tokens have fixed positions.
+        shared_budget: query and text together are truncated to `max_query_len` + `max_doc_len` + 3 tokens, special
+            tokens included, the longer one first (`truncation="longest_first"` of tokenizers). For models with one
+            window. Queries are not truncated to `max_query_len`, and a short query leaves more tokens to the text.
+        positions: with `pad_query`, for backbones whose position ids depend on token ids (RoBERTa, Longformer):
+            `"columns"` counts the padding inside an input, `"real tokens"` skips it, as these backbones do.
         lowercase: whether queries and texts are lower-cased, which matters for cased tokenizers.
     """
 

@@ -1,12 +1,12 @@
-"""Choices of the windows that the encoder reads of a document for a query: the k best by a cheaper method.
+"""Preselection: a cheaper method selects the k best windows of a document for a query before the encoder.
 
-`WindowSelector`s keep k of a model's windows; `KeyBlocks` makes a shorter document of the k best blocks, for models
-that read one window. Both choose for each (query, document) pair alone, so that no score depends on other candidates.
-The selectors here need no model; `rerankers/selectors.py` has the others.
+A `WindowSelector` keeps k of a model's windows. `KeyBlocks` joins the k best blocks into a shorter document, for models
+with one window. Both select for each query-document pair separately, so scores do not depend on other candidates. The
+selectors in this file need no model; the others are in `rerankers/selectors.py`.
 
-Sources: Hofstätter et al. 2021 ("Intra-Document Cascading", SIGIR 2021: a small model keeps the windows that a large
-one scores), Li et al. 2023 ("The Power of Selecting Key Blocks with Local Pre-ranking", TOIS: BM25 or a cross-encoder
-keeps blocks) and Li et al. 2024 (KeyB2, arXiv 2411.06254: a bi-encoder does).
+Sources: Hofstätter et al. 2021 ("Intra-Document Cascading", SIGIR 2021: a small model selects the windows for a large
+one), Li et al. 2023 ("The Power of Selecting Key Blocks with Local Pre-ranking", TOIS: BM25 or a cross-encoder selects
+blocks) and Li et al. 2024 (KeyB2, arXiv 2411.06254: a bi-encoder selects blocks).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .tokens import Span, TokenizedText
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
-"""The part of a checkpoint's folder for what does not fit into config.json."""
+"""The subfolder of a saved model for data that does not fit into config.json."""
 FREQUENCIES = "document_frequencies.json"
 
 _CLASSES: dict[str, type[Preselection]] = {}
 
 Cut = tuple[TokenizedText, list[Span]]
-"""A document as it is read, and its windows."""
+"""The part of a document that is read, and its windows."""
 
 
 class Preselection(Cited, ABC):
-    """Base of the choices before the encoder: what it reads of each document for each query."""
+    """Base of the preselections: which part of each document the encoder reads for a query."""
 
     needs_text: bool
-    """Whether the choice depends on the text and its character offsets."""
+    """Whether the selection depends on the text and its character offsets."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -52,27 +52,27 @@ class Preselection(Cited, ABC):
 
     @abstractmethod
     def check(self, windows: Windows) -> None:
-        """Raise ValueError if it cannot choose among these windows of a model."""
+        """Raise ValueError if it cannot select from these windows."""
 
     @abstractmethod
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        """Return what is read of P pairs: each document, or a shorter one, and its windows in document order.
+        """Return for P pairs the document that is read, perhaps shortened, and its windows in document order.
 
-        Pairs of one document have the same object.
+        Pairs with the same document share one object.
         """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description of everything that a choice depends on, weights included."""
+        """Return a JSON-able description of everything on which the selection depends, including weights."""
 
     @abstractmethod
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """Return a JSON-able description for `preselection_from_config`; write what does not fit below the folder."""
+        """Return a JSON-able description for `preselection_from_config`; write large data into the folder."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
-        """Return the preselection that `to_config` described; `config` lacks the `type`."""
+        """Return the preselection described by `to_config`; `config` has no `type`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Preselection:
         # It never changes, and a copy might hold a bi-encoder's weights twice.
@@ -80,14 +80,14 @@ class Preselection(Cited, ABC):
 
 
 def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselection:
-    """Return the preselection that `to_config` described; ValueError if no class of that name is defined."""
+    """Return the preselection described by `to_config`; ValueError if its class is not defined."""
     arguments = dict(config)
     cls = look_up(_CLASSES, "unknown preselection", arguments.pop("type", None), arguments.pop("module", None))
     return cls.from_config(arguments, folder)
 
 
 def check_preselection(preselect: Preselection | None, windows: Windows) -> None:
-    """Raise ValueError if `preselect` is no preselection, or does not suit a model with these windows."""
+    """Raise ValueError if `preselect` is not a preselection, or does not fit a model with these windows."""
     rule = "a selector of windows such as BM25Windows(3), or None"
     check_type(Preselection | None, rule, preselect=preselect)
     if preselect is not None:
@@ -96,13 +96,13 @@ def check_preselection(preselect: Preselection | None, windows: Windows) -> None
 
 @dataclass(frozen=True)
 class WindowSelector(Preselection):
-    """Keeps the `k` best windows of a document for a query, in document order; among equals the first.
+    """Keeps the `k` best windows of a document for a query, in document order; the first among equal ones.
 
-    A document with at most `k` windows keeps all, and nothing is computed. A new selector is a frozen dataclass with
-    one method, `scores`.
+    A document with at most `k` windows keeps all of them, and nothing is computed. A new selector is a frozen dataclass
+    with one method, `scores`.
 
     Args:
-        k: how many windows.
+        k: the number of windows.
     """
 
     k: int = argument(at_least=1)
@@ -132,13 +132,14 @@ class WindowSelector(Preselection):
         *,
         ordered: bool = False,
     ) -> list[list[int]]:
-        """Return the numbers of the `k` best windows for each of P pairs, the best first.
+        """Return the indices of the `k` best windows for each of P pairs, best first.
 
         Args:
             queries: the query of each pair.
             documents: its document.
             spans: all windows of that document, in document order.
-            ordered: score and sort the windows of documents with at most `k`, too; else these keep document order.
+            ordered: also score and sort the windows of documents with at most `k` windows; otherwise they keep document
+                order.
         """
         best = [list(range(len(windows))) for windows in spans]
         unscored_limit = 1 if ordered else self.k
@@ -154,7 +155,7 @@ class WindowSelector(Preselection):
     def scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
     ) -> list[np.ndarray]:
-        """Return for each of P pairs the `(N,)` scores of its document's windows."""
+        """Return the `(N,)` scores of the document's windows for each of P pairs."""
 
     def describe(self) -> dict[str, Any]:
         return {"type": type(self).__name__, **defined_in(type(self)), **asdict(self)}
@@ -169,10 +170,10 @@ class WindowSelector(Preselection):
 
 @dataclass(frozen=True)
 class FirstK(WindowSelector):
-    """Keeps the first `k` windows, whatever the query: the baseline of a comparison of selectors.
+    """Keeps the first `k` windows, independent of the query: a baseline for other selectors.
 
     Args:
-        k: how many windows.
+        k: the number of windows.
     """
 
     needs_text = False
@@ -187,22 +188,21 @@ class FirstK(WindowSelector):
 class BM25Windows(WindowSelector):
     """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
 
-    Words are runs of letters and digits; in scripts without spaces each character is a word. Letter case, accents,
-    invisible characters and the Unicode form make no difference, as for an uncased BERT. There is no stemming. The
-    whole query counts, even beyond `max_query_len`, and a window's title counts with it. The mean length is that of the
-    document's windows.
+    Words are runs of letters and digits; in scripts without spaces, each character is a word. Like an uncased BERT, it
+    ignores letter case, accents, invisible characters and the Unicode form. There is no stemming. It uses the whole
+    query, even beyond `max_query_len`, and the title of a window. The average length is that of the document's windows.
 
-    By default the document's windows tell how rare a word is: one that stands in all of them does not help to choose.
-    The other candidates must not tell, or a score would change with them. In Li et al. 2023 the whole collection does:
-    `document_frequencies`, or `BM25Windows.from_texts`.
+    By default, IDF is computed over the document's own windows, so that scores do not depend on other candidates: a
+    word that occurs in all windows does not discriminate between them. Li et al. 2023 compute it over the collection:
+    use `document_frequencies` or `BM25Windows.from_texts`.
 
     Args:
-        k: how many windows.
-        k1: saturation of repeated words. 1.2 and `b` 0.75 are Robertson's values and Terrier's defaults.
-        b: correction for the length of a window, from 0 (none) to 1.
-        document_frequencies: the number of documents of a collection with each word; 0 for words that it lacks. Forms
-            of one word are added up. None counts the document's windows.
-        documents: the number of documents of that collection.
+        k: the number of windows.
+        k1: the saturation of term frequencies. 1.2 and `b` 0.75 are Robertson's values and Terrier's defaults.
+        b: the length normalization, from 0 (none) to 1.
+        document_frequencies: the document frequency of each word in a collection; 0 for missing words. The counts of
+            words that differ only in case, accents and the like are added up. None uses the document's windows.
+        documents: the number of documents in that collection.
 
     Example:
         `ld.MaxP(preselect=ld.BM25Windows(3))`.
@@ -291,16 +291,16 @@ class BM25Windows(WindowSelector):
 
 @dataclass(frozen=True)
 class KeyBlocks(Preselection):
-    """Makes a shorter document of the `k` best blocks, in document order, which the model then reads (KeyB, KeyB2).
+    """Joins the `k` best blocks, in document order, into a shorter document for the model (KeyB, KeyB2).
 
-    With `FirstP` or `LongP` the one input holds the best blocks instead of the text's beginning. Blocks that overlap or
-    meet are merged; `explain` has a span for each block, with the score and weight of the window that holds it. Differs
-    from Li et al. 2023, who place the ends of blocks by dynamic programming over punctuation.
+    With `FirstP` or `LongP`, the input then holds the best blocks instead of the beginning of the text. Overlapping or
+    adjacent blocks are merged. `explain` returns a span for each block, with the score and weight of its window. Li et
+    al. 2023 choose the ends of blocks by dynamic programming over punctuation instead.
 
     Args:
-        selector: chooses the blocks.
-        blocks: the blocks to choose from. Default: as many whole sentences as fit into 63 tokens, the size of a block
-            in Li et al. 2023.
+        selector: selects the blocks.
+        blocks: the candidate blocks. Default: as many whole sentences as fit into 63 tokens, the block size in Li et
+            al. 2023.
 
     Example:
         `ld.FirstP(preselect=ld.KeyBlocks(ld.BM25Windows(7)))`.

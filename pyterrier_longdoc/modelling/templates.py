@@ -18,28 +18,26 @@ _QUERY, _TEXT = "{query}", "{text}"
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """The words around a query and a text (a window), which become one input of a model.
+    """A prompt that turns a query and a text (a window) into one input of a model.
 
-    An input is `prefix query middle text suffix`. `Template.of` takes it as one string.
+    An input is `prefix query middle text suffix`. `Template.of` creates it from one string.
 
-    The model decides what is scored: the vector of its classification head, whatever the `answers`; else the first
-    state of the decoder of an encoder-decoder; else the state of the last token. The side of the padding makes no
-    difference: it is never read here.
+    What is scored depends on the model: the vector of its classification head if it has one, otherwise the first
+    decoder state of an encoder-decoder, otherwise the state of the last token. The padding side makes no difference.
 
     Args:
         prefix: before the query.
-        query: words with `{query}`, where the query stands.
+        query: a text with `{query}`.
         middle: between query and text.
-        text: words with `{text}`, where the text stands.
-        suffix: after the text; tokenized separately, because the text may be cut.
-        answers: one or two words of one token each, or ids of tokens. The score is the logit of the first, less that of
-            the second if there is one; the sigmoid of the difference is the probability of the first among both. None
-            for a model with a classification head, and for one that is to be trained.
-        apart: tokenize each of the five parts by itself, as the authors of some models do; otherwise the parts are
+        text: a text with `{text}`.
+        suffix: after the text; tokenized separately, because the text can be truncated.
+        answers: one or two words of one token each, or token ids. The score is the logit of the first answer, minus
+            that of the second if there are two. The sigmoid of this difference is the probability of the first of the
+            two. None for a model with a classification head, or for one that you train.
+        apart: whether the five parts are tokenized separately, as the authors of some models do; otherwise they are
             tokenized as one string.
-        special_tokens: whether the tokenizer puts its special tokens around the input.
-        chat: whether the parts are the message of a user: then the chat template of the checkpoint is put around them,
-            up to the point where the model answers.
+        special_tokens: whether the tokenizer adds its special tokens around the input.
+        chat: whether the parts are a user's message, to which the checkpoint's chat template is applied.
 
     Example:
         `ld.MaxP("my/ranker", template=ld.Template.of("Query: {query} Text: {text} Relevant:", answers=("yes", "no")))`.
@@ -69,7 +67,7 @@ class Template:
 
     @classmethod
     def of(cls, string: str, **options: Any) -> Template:
-        """Return the template of a string with `{query}` and then `{text}`, once each."""
+        """Return a template from a string with `{query}` followed by `{text}`."""
         before, _, rest = string.partition(_QUERY)
         between, text_slot, after = rest.partition(_TEXT)
         if not text_slot:
@@ -85,7 +83,7 @@ class Template:
 
     @property
     def surroundings(self) -> tuple[str, str, str]:
-        """The words before the query, between query and text, and after the text."""
+        """The text before the query, between query and text, and after the text."""
         before, _, rest = "".join(self.parts).partition(_QUERY)
         between, _, after = rest.partition(_TEXT)
         return before, between, after
@@ -96,9 +94,9 @@ class Template:
         return before + query + between + text + after
 
     def within(self, tokenizer: Any) -> Template:
-        """Return the template inside the chat template of a tokenizer if `chat` is set, else the template itself.
+        """Return the template inside the tokenizer's chat template if `chat` is set, otherwise the template itself.
 
-        Thinking is switched off if the chat template has a switch: the answer must come at once.
+        Thinking is disabled if the chat template has an option for it, because the answer must be the first token.
         """
         if not self.chat:
             return self

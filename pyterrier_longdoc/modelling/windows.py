@@ -1,8 +1,8 @@
-"""How a document is cut into windows.
+"""Window rules: how a document is divided into windows.
 
-A window is a half-open span of token positions `(start, end)` of one tokenised document. Every class here is a frozen
-dataclass; called with a tokenised document, even an empty one, it returns at least one window. Without `max_windows`
-the windows cover every token, so nothing at the end of a document is lost.
+A window is a half-open span of token positions `(start, end)` in a tokenized document. Every class here is a frozen
+dataclass. Called with a tokenized document, even an empty one, it returns at least one window. Without `max_windows`,
+the windows cover every token, including the end of the document.
 
 Sources: greedy chunks and sliding token windows, Boytsov et al. 2025 (A.1.3 and their configurations);
 windows in words and the choice of first, last and random middle passages, Li et al. (PARADE), section 3.1.
@@ -35,17 +35,17 @@ _CLASSES: dict[str, type[Windows]] = {}
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Windows(ReprMixin, ABC):
-    """Base class: cuts a tokenised document into windows.
+    """Base of the window rules, which divide a tokenized document into windows.
 
-    A new rule is a frozen dataclass with `spans` and `largest`. It sets `needs_text` if it reads the text, and
-    `overlaps` if windows share tokens. Models with it can be saved, and loaded wherever the class is defined.
+    A new rule is a frozen dataclass with `spans` and `largest`. It sets `needs_text` if it needs the text, and
+    `overlaps` if windows can share tokens. Models with it can be saved, and loaded wherever the class is defined.
 
     Args:
-        max_windows: keep at most this many windows of a document; None keeps all.
-        selection: which ones to keep: `"first"`, or `"first_last_random"` (PARADE: the first, the last and
-            a random choice of the others, in document order; the choice depends on the document's tokens and
-            `seed` alone, so that a document always gets the same windows).
-        seed: seed of that choice.
+        max_windows: the maximum number of windows per document; None keeps all.
+        selection: which windows to keep: `"first"`, or `"first_last_random"` (PARADE: the first, the last and a random
+            choice of the others, in document order). The choice depends only on the document's tokens and `seed`, so a
+            document always has the same windows.
+        seed: the seed of that choice.
     """
 
     max_windows: int | None = argument(None, at_least=1)
@@ -57,7 +57,7 @@ class Windows(ReprMixin, ABC):
 
     @property
     def overlaps(self) -> bool:
-        """Whether a token may be in several windows."""
+        """Whether windows can share tokens."""
         return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ class Windows(ReprMixin, ABC):
         validate(self)
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        """Return the windows of a document, at least one, in document order; plain ids suffice unless `needs_text`."""
+        """Return at least one window, in document order; token ids suffice unless `needs_text` is set."""
         length, most = len(tokens), self.largest or len(tokens)
         spans = []
         for start, end in self.spans(tokens):
@@ -88,19 +88,19 @@ class Windows(ReprMixin, ABC):
 
     @abstractmethod
     def spans(self, tokens: Any) -> list[Span]:
-        """Return all windows, in document order; the caller drops empty ones."""
+        """Return all windows in document order; the caller drops empty ones."""
 
     @property
     @abstractmethod
     def largest(self) -> int | None:
-        """The most tokens that a window can have; None if only the backbone limits it."""
+        """The maximum size of a window in tokens; None if only the backbone limits it."""
 
     def reach(self, length: int) -> int:
-        """Return how many of a text's `length` tokens all windows cover, before `max_windows` drops some."""
+        """Return how many of the `length` tokens of a text the windows cover, before `max_windows` drops any."""
         return length
 
     def within(self, capacity: int) -> Windows:
-        """Fit the windows into a backbone that takes so many document tokens; ValueError if they do not fit."""
+        """Return windows that fit into `capacity` document tokens; ValueError if they do not fit."""
         if self.largest is not None and self.largest > capacity:
             raise ValueError(
                 f"{self!r} does not fit: its windows have up to {self.largest} tokens, but next to the query and the "
@@ -153,7 +153,7 @@ class Truncate(_TokenWindows):
     """One window: the first `size` tokens (FirstP, and LongP with a large size).
 
     Args:
-        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+        size: tokens in a window; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
     Example:
         >>> Truncate(4)([1, 2, 3, 4, 5])
@@ -172,7 +172,7 @@ class GreedyChunks(_TokenWindows):
     """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
 
     Args:
-        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+        size: tokens in a window; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
     Example:
         >>> GreedyChunks(2)([1, 2, 3, 4, 5])
@@ -187,8 +187,7 @@ class GreedyChunks(_TokenWindows):
 class SlidingWindows(_TokenWindows):
     """Windows of `size` tokens that begin every `stride` tokens (MaxP, SumP, PARADE).
 
-    A document of `D` tokens has `ceil(max(0, D - size) / stride) + 1` windows, the last one ending with the
-    document.
+    A document of `D` tokens has `ceil(max(0, D - size) / stride) + 1` windows. The last one ends with the document.
 
     Args:
         size: tokens in a window.
@@ -212,17 +211,17 @@ class SlidingWindows(_TokenWindows):
 
 @dataclass(frozen=True, repr=False)
 class FixedGrid(SlidingWindows):
-    """The windows of `length` tokens for every document, even if they hold nothing but padding (FlexNeuART).
+    """The same number of windows for every document, even if some contain only padding (FlexNeuART).
 
-    Boytsov et al. 2022 and 2025 measured their figures so: documents are padded to `length` tokens, so that the last
-    windows of a shorter one repeat tokens of the window before, or are empty. These are scored like any other, and
-    scores depend on `length`. For published figures use the papers' fixed input layout, which pads windows.
-    Explanations show empty windows at the end of the text that is read.
+    Boytsov et al. 2022 and 2025 evaluated their models in this way. They pad documents to `length` tokens, so the last
+    windows of a shorter document repeat tokens of the window before or are empty. These windows are scored like any
+    other, so scores depend on `length`. To reproduce published figures, use the papers' fixed input layout, which pads
+    windows. Explanations show empty windows at the end of the text.
 
     Args:
         size: tokens in a window.
         stride: tokens from one window's start to the next one's.
-        length: the tokens to which a document is padded or cut; 1,431 = 3 x 477 in both papers.
+        length: the length in tokens to which documents are padded or truncated; 1,431 = 3 x 477 in both papers.
 
     Example:
         >>> FixedGrid(4, 2, 8)(range(5))
@@ -249,7 +248,7 @@ class WholeText(Windows):
     """One window: as much of the text as the backbone takes (LongP).
 
     Args:
-        size: most tokens; None for what the backbone takes, which also limits larger sizes.
+        size: the maximum number of tokens; the backbone limits None and larger sizes.
 
     Example:
         >>> WholeText()([1, 2, 3, 4, 5])
@@ -292,12 +291,12 @@ class _TextWindows(Windows):
 class SlidingWords(_TextWindows):
     """Windows of `size` whitespace-separated words that begin every `stride` words (PARADE, section 3.1).
 
-    Differs from PARADE: a window with more tokens than the backbone takes is divided, not cut.
+    Differs from PARADE: a window with more tokens than the backbone takes is divided, not truncated.
 
     Args:
         size: words in a window.
         stride: words from one window's start to the next one's, at most `size`.
-        max_tokens: most tokens in a window; None for what the backbone takes.
+        max_tokens: the maximum number of tokens in a window; None for what the backbone takes.
     """
 
     size: int = argument(150, at_least=1)
@@ -318,12 +317,12 @@ class SlidingWords(_TextWindows):
 class SentenceWindows(_TextWindows):
     """Disjoint windows of whole sentences (BeST; with one sentence each, Birch).
 
-    Sentences end at `.`, `!` or `?` followed by white space, at their CJK, Arabic and Indic counterparts and
-    at blank lines. Only a sentence longer than `max_tokens` is divided.
+    Sentences end at `.`, `!` or `?` followed by white space, at their CJK, Arabic and Indic counterparts, and at blank
+    lines. A sentence is divided only if it is longer than `max_tokens`.
 
     Args:
-        max_tokens: most tokens in a window; None for what the backbone takes.
-        max_sentences: most sentences in a window; None for as many as fit.
+        max_tokens: the maximum number of tokens in a window; None for what the backbone takes.
+        max_sentences: the maximum number of sentences in a window; None for as many as fit.
 
     Example:
         `ld.MaxP(windows=ld.SentenceWindows(max_tokens=200))`

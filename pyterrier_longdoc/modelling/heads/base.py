@@ -1,4 +1,4 @@
-"""What every head shares: the registry, the scoring layer, masked reductions.
+"""The base class of heads, their registry, and masked reductions.
 
 Shapes: B documents, N windows, H hidden size.
 """
@@ -20,7 +20,7 @@ _REGISTRY: dict[str, type[Head]] = {}
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """What a head can take over from the backbone's checkpoint."""
+    """The parts of the backbone's checkpoint that a head can use as initial weights."""
 
     final: nn.Linear | None  # the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder
     cls_embedding: torch.Tensor  # `(E,)` word embedding of the tokenizer's `[CLS]`
@@ -28,24 +28,24 @@ class WarmStart:
 
 
 class Head(nn.Module):
-    """Aggregates the windows of each document into a score: `final(dropout(x))` of some vector `x`.
+    """Aggregates the windows of a document into a score: `final(dropout(x))` for a vector `x`.
 
-    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, define `forward` from `Encoded` to `(B,)` scores,
-    which are logits, and take JSON-able keyword arguments only; `**options` are those of their parent.
+    A subclass declares its name, `class MaxPHead(Head, name="maxp")`, and defines `forward` from `Encoded` to `(B,)`
+    scores, which are logits. Its options are JSON-able keyword arguments; `**options` are passed to the base class.
 
     Args:
         hidden_size: H, the width of the window vectors.
-        dropout: before the final layer; 0.1 in Boytsov et al. 2025 and in PARADE.
+        dropout: the dropout rate before the final layer; 0.1 in Boytsov et al. 2025 and in PARADE.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[Literal["cls", "query", "last", "all"]] = "cls"
-    """What the encoder must give: one vector per window, or also the states of the query's tokens, or matches of query
-    and document tokens in the last layer or in all."""
+    """What the encoder must return: a vector per window (`"cls"`), also the states of the query's tokens (`"query"`),
+    or also the similarities of query and document tokens in the last layer (`"last"`) or in all layers (`"all"`)."""
     from_scores: ClassVar[bool] = False
-    """Whether it combines nothing but the windows' scores, so that a served model or a function can give them."""
+    """Whether it only combines window scores, so that a served model or a function can compute them."""
     tunable: ClassVar[tuple[str, ...]] = ()
-    """Options that may change without new weights."""
+    """Options that can change without new weights."""
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -61,11 +61,11 @@ class Head(nn.Module):
         nn.init.xavier_uniform_(self.final.weight)
 
     def score(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the `(...,)` scores that the final layer gives to `(..., H)` vectors."""
+        """Return the `(...,)` scores of `(..., H)` vectors by the final layer."""
         return self.final(self.dropout(x)).squeeze(-1)
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
-        """Return the `(B, N)` scores of each window as a document of its own; NaN where there is no window."""
+        """Return the `(B, N)` scores of each window as a separate document; NaN where there is no window."""
         single_windows, mask = encoded.each_window()
         scores: torch.Tensor = self(single_windows)
         return scores.view_as(mask).masked_fill(~mask, float("nan"))
@@ -75,21 +75,21 @@ class Head(nn.Module):
         return None
 
     def check_windows(self, windows: int, query: int = 0) -> None:
-        """Raise ValueError for too many windows or query tokens of a document; most heads have no limit."""
+        """Raise ValueError if a document has too many windows or query tokens; most heads have no limit."""
 
     def pretrained(self) -> dict[str, nn.Module]:
         """Return the modules, by attribute, whose weights come from a checkpoint."""
         return {}
 
     def built_from(self) -> dict[str, Any]:
-        """Return JSON-able options that replace the given ones to make the same modules without a checkpoint."""
+        """Return JSON-able options with which the same modules are created without a checkpoint."""
         return {}
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Take over what fits of the backbone's checkpoint; return whether scores make sense without training.
+        """Copy the matching weights of the backbone's checkpoint; return whether scores make sense without training.
 
-        This one takes over the last layer. A head with more weights sets them to a neutral value in a `warm_start` of
-        its own, which returns `super().warm_start(start)`; without one it counts as untrained until `fit`.
+        This method copies the last layer. A head with more weights overrides `warm_start`, sets them to a neutral value
+        and returns `super().warm_start(start)`. Without an override, it counts as untrained until `fit`.
         """
         if start.final is None or start.final.weight.shape != self.final.weight.shape:
             return False
