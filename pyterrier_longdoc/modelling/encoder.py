@@ -1,4 +1,4 @@
-"""The window encoder: windows go through the backbone in passes of like length, and the document axis is restored.
+"""The window encoder: runs windows of similar length through the backbone together, and restores the document axis.
 
 Shapes: B documents, V windows of all documents, V' windows of a pass, N windows of the longest document, L layers, Q
 query tokens, T tokens of a window with its query and special tokens, D tokens of a document, H hidden size.
@@ -28,47 +28,47 @@ from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
-"""Most tokens in a pass by default. A CPU keeps the states of a small pass in its caches; only large passes keep a GPU
-busy (`tests/benchmarks/README.md`)."""
+"""The default limit on the tokens of a pass. The states of a small pass fit into a CPU's caches, whereas only large
+passes keep a GPU busy (`tests/benchmarks/README.md`)."""
 
 EXACT_RUN = 4
-"""On a CPU so many windows of one length make passes of their own: attention without padding needs no mask and is
-faster. In half precision one window is enough: with a mask such passes are slower than in fp32."""
+"""On a CPU, at least this many windows of equal length form passes without padding, because attention is faster without
+a mask. In half precision a single window does, because passes with a mask are slower than in fp32."""
 
 BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS = 1_000_000, 150_000
-"""Text that is tokenised and held at a time, about 250,000 tokens: larger blocks pad less. The second limit is for
-heads that hold states or matches of all tokens, `channels * 32` numbers for each."""
+"""The characters that are tokenized and held at a time, about 250,000 tokens: larger blocks need less padding. The
+second limit is for heads that hold states or matches of all tokens, `channels * 32` numbers for each."""
 
 MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""From one layer's `(V', Q, H)` query states and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens
-are the same word piece, to `(V', Q, T)` matches."""
+"""Computes `(V', Q, T)` matches of one layer from `(V', Q, H)` query states, `(V', T, H)` window states and a
+`(V', Q, T)` mask of equal word pieces."""
 
 States = tuple[torch.Tensor, ...]
-"""`(V', T', H)` states of the last layer alone, or of every layer, the embeddings included."""
+"""`(V', T', H)` states of the last layer, or of all layers including the embeddings."""
 
 
 class WindowEncoder(nn.Module):
-    """Encodes each window with its query into one vector, and into what else the head needs.
+    """Encodes each window with its query into a vector, and into whatever else the head needs.
 
     Args:
-        backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
+        backbone: the pre-trained encoder, with the representation step of a cross-encoder.
 
     Attributes:
-        runtime: computes the backbone when it scores.
-        quantized: the runtime that has the backbone in int8; None for a backbone that is not quantized.
-        settings: what is read and how it is computed, after `use`.
-        reader: how a query and a text become inputs, after `use`.
+        runtime: computes the backbone in inference.
+        quantized: the runtime of an int8 backbone; None if the backbone is not quantized.
+        settings: set by `use`.
+        reader: turns a query and a text into inputs; set by `use`.
     """
 
     block_characters = BLOCK_CHARACTERS
     is_exported = True
-    """Whether another runtime than torch can compute its backbone."""
+    """Whether runtimes other than torch can compute the backbone."""
     starts_neutral: ClassVar[bool] = False
-    """Whether layers of its own change nothing before training, so that scores make sense."""
+    """Whether additional layers have no effect before training, so that scores make sense."""
     explains: ClassVar[tuple[str, ...]] = ()
-    """Columns that `explain=True` adds with this encoder: the keys of `extra` in what `explain` returns."""
+    """Columns that this encoder adds with `explain=True`: the keys of `extra` in the result of `explain`."""
     stands_for = "inputs"
-    """What a vector after the representation step stands for; encoders share its weights only if this is equal."""
+    """What a vector after the representation step represents; encoders only share its weights if this is equal."""
 
     build_backbone = staticmethod(build_backbone)
     """Rebuilds the backbone of a saved model."""
@@ -93,7 +93,7 @@ class WindowEncoder(nn.Module):
         self.runtime: Any = TorchRuntime()
 
     def make_reader(self, settings: Settings) -> Reader:
-        """Return how the backbone reads a query and a text; ValueError if the settings do not suit it."""
+        """Return the reader of the backbone; ValueError if the settings do not fit it."""
         return reader_of(self.origin, settings)
 
     @property
@@ -103,12 +103,12 @@ class WindowEncoder(nn.Module):
 
     @property
     def computed_in(self) -> tuple[str | None, str | None]:
-        """The precision and the runtime of the backbone; both None if nothing is computed here."""
+        """The precision and the runtime of the backbone; both None for external scorers."""
         precision = dtype_name(self.settings.dtype) if self.quantized is None else self.quantized.precision
         return precision, self.runtime.name
 
     def use(self, settings: Settings, needs: str) -> None:
-        """Encode by these settings for a head with these needs; ValueError if they do not fit this backbone."""
+        """Apply settings for a head with these needs; ValueError if they do not fit the backbone."""
         self.check_needs(needs)
         name = choose_runtime(settings.runtime, self, needs, settings.device, settings.dtype)
         if self.quantized is not None:
@@ -120,7 +120,7 @@ class WindowEncoder(nn.Module):
         self.reader, self.settings = reader, settings
 
     def _check_reader(self, reader: Reader, settings: Settings) -> None:
-        """Raise ValueError for a layout or a template that a reader would ignore."""
+        """Raise ValueError if the reader would ignore a layout or a template."""
         ignored = []
         if settings.layout.is_for_pairs and not reader.follows_layout:
             ignored.append("layout")
@@ -132,7 +132,7 @@ class WindowEncoder(nn.Module):
 
     @property
     def has_random_layers(self) -> bool:
-        """Whether it has weights besides backbone and representation step that are random before training."""
+        """Whether it has random weights apart from the backbone and the representation step."""
         parts = {name.partition(".")[0] for name, _ in self.named_parameters()}
         return not self.starts_neutral and not parts <= {"backbone", "representation"}
 
@@ -151,26 +151,26 @@ class WindowEncoder(nn.Module):
             )
 
     def refresh(self) -> None:
-        """Forget, at the start of a run, the results of other weights."""
+        """Discard results of other weights at the start of a run."""
         self.runtime.begin(self.backbone)
 
     def take_over(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
-        """Return what a head can take over from the checkpoint."""
+        """Return the parts of the checkpoint that a head can use as initial weights."""
         words = backbone.model.get_input_embeddings().weight
         cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
         return WarmStart(backbone.final, words[cls], words[sep])
 
     def describe_weights(self, model: Any) -> dict[str, Any]:
-        """Return the contents of the weights of its model, JSON-able."""
+        """Return a fingerprint of the model's weights, JSON-able."""
         int8 = {} if self.quantized is None else {"int8": self.quantized.digest}
         return {"fingerprint": model.fingerprint(), "encoder": model.backbone.describe(), **int8}
 
     def reads_like(self, other: Any) -> bool:
-        """Return whether it reads as an encoder of its kind whose weights it takes over, so that scores make sense."""
+        """Return whether it reads inputs like another encoder whose weights it copies, so that scores make sense."""
         return True
 
     def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
-        """Return for each of P pairs what only this encoder can explain: fields and `extra` of an `Explanation`."""
+        """Return encoder-specific explanations for each of P pairs: fields and `extra` of an `Explanation`."""
         return [{} for _ in pairs]
 
     # Encoding.
@@ -187,12 +187,12 @@ class WindowEncoder(nn.Module):
 
         Args:
             pairs: the inputs of P queries and documents.
-            needs: what the head needs: `"cls"`, one vector for each window; `"query"`, also the last layer's states of
-                the query's tokens in each document's first window (of a cross-encoder after its representation step);
-                `"last"` or `"all"`, also these states as they are, and matches of query and document tokens in the
-                last layer or in all.
-            match: makes the matches of one layer.
-            coverage: counts what is computed.
+            needs: what the head needs: `"cls"` for a vector per window; `"query"` for also the last layer's states of
+                the query's tokens in each document's first window (after the representation step of a cross-encoder);
+                `"last"` or `"all"` for also these states without that step, and the matches of query and document
+                tokens in the last layer or in all layers.
+            match: computes the matches of one layer.
+            coverage: counts the computed tokens.
 
         Returns:
             `cls (P, N, H)` in fp32, `mask (P, N)` and, if needed, the matches and the query's states.
@@ -218,9 +218,9 @@ class WindowEncoder(nn.Module):
         return replace(encoded, query=self._represent_query(query_collector.collect(), self.reader.query_size))
 
     def vectors(self, inputs: Sequence[Input], coverage: Coverage | None = None, **options: Any) -> torch.Tensor:
-        """Return the `(V, H)` fp32 vectors of inputs; without gradients equal inputs share one.
+        """Return the `(V, H)` fp32 vectors of inputs; without gradients, equal inputs are encoded once.
 
-        `options` are those that `pooled` has in a subclass.
+        `options` are passed to `pooled`.
         """
         # Dropout makes equal inputs differ.
         unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
@@ -244,7 +244,7 @@ class WindowEncoder(nn.Module):
     def divide(
         self, lengths: Sequence[int], order: Sequence[int], *, exact_run: int | None = None
     ) -> Iterator[Sequence[int]]:
-        """Divide rows, ascending in length, into passes within the limits on windows and tokens."""
+        """Divide rows, in ascending order of length, into passes within the limits on windows and tokens."""
         settings, start, longest = self.settings, 0, 0
         groups = self._groups(lengths, exact_run)
         limit = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
@@ -257,7 +257,7 @@ class WindowEncoder(nn.Module):
         yield order[start:]
 
     def _groups(self, lengths: Sequence[int], exact_run: int | None) -> list[tuple[int, int | None]]:
-        """Return what the rows of a pass have in common: the architecture's group and, in a long run, the length."""
+        """Return what the rows of a pass share: the architecture's group and, for many equal lengths, the length."""
         groups: list[tuple[int, int | None]] = []
         for length, run in itertools.groupby(lengths):
             rows = len(list(run))
@@ -269,7 +269,7 @@ class WindowEncoder(nn.Module):
     def passes(
         self, inputs: Sequence[Input], order: Sequence[int], coverage: Coverage | None, all_layers: bool = False
     ) -> Iterator[tuple[Sequence[int], Pass, States]]:
-        """Yield the rows of each pass through the backbone, the pass and its states; rows ascend in length."""
+        """Yield the rows of each pass through the backbone, the pass and its states."""
         exact_run = None
         if self.settings.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
@@ -287,9 +287,9 @@ class WindowEncoder(nn.Module):
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
-        """Collect the inputs of all layers: the embeddings, and the states of all layers but the last.
+        """Record the inputs of all layers: the embeddings, and the states of all layers but the last.
 
-        `output_hidden_states` of transformers 5 would leave hooks on the model that cannot be pickled.
+        `output_hidden_states` of transformers 5 would leave unpicklable hooks on the model.
         """
         states: list[torch.Tensor] = []
 
@@ -305,7 +305,7 @@ class WindowEncoder(nn.Module):
                 handle.remove()
 
     def _represent_query(self, query: QueryStates, size: int | None) -> QueryStates:
-        """Return the query's states after the representation step, padded to `size` tokens if there is a size."""
+        """Return the query's states after the representation step, padded to `size` tokens if it is not None."""
         states = self.representation(query.states).float()
         states = states.masked_fill(~query.mask.unsqueeze(-1), 0.0)
         missing = 0 if size is None else size - states.shape[1]
@@ -314,7 +314,7 @@ class WindowEncoder(nn.Module):
         )
 
     def pooled(self, states: torch.Tensor, batch: Pass, **_: Any) -> torch.Tensor:
-        """Return `(V', H)` vectors: the representation of the pooled states, or for `"late"` the other way round."""
+        """Return `(V', H)` vectors: pooled states after the representation step, or before it for `"late"` pooling."""
         if self.pooling == "late":
             return self._pool(self.representation(states), batch.mask)
         return self.representation(self._pool(states, batch.mask))
@@ -332,13 +332,13 @@ class WindowEncoder(nn.Module):
 
 
 def by_length(lengths: Iterable[int]) -> list[int]:
-    """Return the places of lengths, the shortest first."""
+    """Return the indices that sort lengths in ascending order."""
     known = list(lengths)
     return sorted(range(len(known)), key=known.__getitem__)
 
 
 def distinct(inputs: Sequence[Input]) -> tuple[Sequence[Input], list[int]]:
-    """Return the distinct inputs, and for each input its number among them."""
+    """Return the distinct inputs, and the index of each input among them."""
     keys = {one: one.key for one in dict.fromkeys(inputs)}  # a reader may give one object several times
     numbers: dict[bytes, int] = {}
     unique: list[Input] = []

@@ -1,4 +1,4 @@
-"""The model: tokenizer, windows, encoder and head, which read, encode and aggregate (query, text) pairs.
+"""The model: reads, encodes and aggregates query-text pairs with a tokenizer, windows, an encoder and a head.
 
 Shapes: R rows of a run, P distinct pairs of a block, B documents, N windows.
 """
@@ -33,28 +33,28 @@ WATCHED_BLOCK_CHARACTERS = 100_000
 """The characters of a block if a score cache or a progress bar follows: a few seconds on a CPU."""
 
 OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
-"""Called when a block is done, with the rows of each of its P pairs, `(P,)` scores, and what was read."""
+"""Called after each block with the rows of each of its P pairs, their `(P,)` scores and their coverage."""
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some of the distinct (query, text) pairs of a run, in parallel lists."""
+    """Some of the distinct query-text pairs of a run, in parallel lists."""
 
     queries: list[str] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
-    rows: list[list[int]] = field(default_factory=list)  # for each pair its rows in the input
+    rows: list[list[int]] = field(default_factory=list)  # the input rows of each pair
 
     @property
     def characters(self) -> int:
-        """The characters of the texts of all its rows."""
+        """The number of characters of all rows' texts."""
         return sum(len(text) * len(rows) for text, rows in zip(self.texts, self.rows, strict=True))
 
 
 def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[Block]:
-    """Divide a run into blocks of its distinct pairs, longest texts first.
+    """Divide the distinct pairs of a run into blocks, longest texts first.
 
-    A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that there is
-    little padding. With the longest first, a run that does not fit into memory fails at its start.
+    The pairs of a text stay together, so that it is tokenized once. Texts of similar length share a block, which needs
+    little padding. Because the longest texts come first, a run that does not fit into memory fails at its start.
     """
     (distinct_queries, query_of_row), (distinct_texts, text_of_row) = factorize(queries), factorize(texts)
     lengths = np.fromiter(map(len, distinct_texts), np.int64, len(distinct_texts))
@@ -78,27 +78,27 @@ def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int, pa
 
 
 class Model(nn.Module):
-    """Scores (query, text) pairs: text, windows, encoder, head.
+    """Scores query-text pairs: text, windows, encoder, head.
 
     `forward` is for training, `score` for inference. Both see the same inputs.
 
     Args:
         encoder: encodes query and windows.
-        tokenizer: its tokenizer.
-        head: the aggregation, a `Head` or what has its methods.
-        settings: what is read and how it is computed.
+        tokenizer: the tokenizer of the encoder.
+        head: the aggregation, a `Head` or an object with its methods.
+        settings: how texts are read and computed.
         backbone: the origin of the encoder; None for a model that is neither trained nor saved.
         head_spec: name and options of the head.
-        weight_arguments: the arguments that the weights depend on.
+        weight_arguments: the arguments on which the weights depend.
 
     Attributes:
         ready: whether the scores make sense without training.
-        trained: whether the weights are from `fit` or `load`, so that they must not be lost.
-        started: whether the weights are from another model: then `fit` goes on from them silently.
+        trained: whether the weights come from `fit` or `load`, so that they must not be discarded.
+        started: whether the weights come from `start_from`, so that `fit` continues from them without a warning.
         source: the arguments of `load` for these weights, as code; empty if they are not saved.
         saved_arguments: the reprs of the arguments with which the weights were saved.
-        history: one entry for each epoch of training, and for each validation.
-        recipe: of the last training, JSON-able; None before one.
+        history: an entry per epoch of training and per validation.
+        recipe: the recipe of the last training, JSON-able; None before.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -145,7 +145,7 @@ class Model(nn.Module):
         seed: int,
         encoder: Callable[[Any], Any] = WindowEncoder,
     ) -> Model:
-        """Put a head on a loaded backbone, with the checkpoint's weights where they fit, else random ones by seed."""
+        """Put a head on a loaded backbone, with the checkpoint's weights where they fit and random ones elsewhere."""
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
         with seeded(seed):
             encoder_module = encoder(backbone)
@@ -163,7 +163,7 @@ class Model(nn.Module):
         return model.eval()
 
     def use(self, settings: Settings) -> None:
-        """Read and compute by these settings from now on; the weights move to their device."""
+        """Apply settings, and move the weights to their device."""
         self.encoder.use(settings, self.head.needs)
         self.to(self.settings.device)
         if self.encoder.computed_in == (None, None):
@@ -171,17 +171,17 @@ class Model(nn.Module):
 
     @property
     def settings(self) -> Settings:
-        """What is read and how it is computed."""
+        """How texts are read and computed."""
         return self.encoder.settings
 
     @property
     def reader(self) -> Reader:
-        """How a query and a text become inputs."""
+        """Turns a query and a text into inputs."""
         return self.encoder.reader
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     # The walk over a run.
@@ -195,9 +195,9 @@ class Model(nn.Module):
         characters: int | None = None,
         bar: Any = None,
     ) -> Iterator[tuple[Block, list[Inputs]]]:
-        """Read a run in blocks, the longest texts first, each distinct pair once, in bounded memory.
+        """Read the distinct pairs of a run in blocks, longest texts first, in bounded memory.
 
-        The bar counts the characters of each block when the caller asks for the next one.
+        The progress bar counts the characters of a block when the caller asks for the next one.
         """
         take_back_signals()
         if bar is not None:
@@ -219,7 +219,7 @@ class Model(nn.Module):
         bar: Any = None,
         on_block: OnBlock | None = None,
     ) -> Scored:
-        """Score R rows for inference; `on_block` is called after each block, for callers that store scores."""
+        """Score R rows in inference mode; `on_block` is called after each block, for callers that store scores."""
         scored = Scored(len(texts), self.new_coverage())
         table: list[Reading] = []
         self.encoder.refresh()
@@ -238,7 +238,7 @@ class Model(nn.Module):
         return scored.checked()
 
     def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:
-        """Return the `(B,)` scores of B queries and texts, with gradients, for training."""
+        """Return the `(B,)` scores of B query-text pairs with gradients, for training."""
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
         pairs = self.read(queries, texts)
@@ -247,20 +247,20 @@ class Model(nn.Module):
         return self.aggregate(self.encode(pairs, self._coverage))
 
     def coverage_of(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Coverage:
-        """Return what `score` of these rows would read, without encoding anything."""
+        """Return the coverage that `score` would report for these rows, without encoding anything."""
         coverage = self.new_coverage()
         self.encoder.refresh()
         coverage.add([pair.row for _, pairs in self.walk(queries, texts, bar=bar) for pair in pairs])
         return coverage
 
     def new_coverage(self) -> Coverage:
-        """Return the coverage of a run before its first text."""
+        """Return an empty coverage."""
         dtype, runtime = self.encoder.computed_in
         return Coverage(dtype=dtype, runtime=runtime)
 
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
-        """Let `forward` count what it reads, each query and text once, however often they are drawn."""
+        """Make `forward` count its coverage, each query-text pair once."""
         self._rows, self._coverage = {}, Coverage(dtype=dtype, runtime="torch")
         try:
             yield self._coverage
@@ -269,7 +269,7 @@ class Model(nn.Module):
             self._rows = self._coverage = None
 
     def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[Inputs]:
-        """Return the inputs of P pairs; with `offsets` the characters of windows are known."""
+        """Return the inputs of P pairs; `offsets` adds the characters of windows."""
         reader = self.reader
         pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts, offsets=offsets))
         for pair in pairs:
@@ -279,7 +279,7 @@ class Model(nn.Module):
     # Encode.
 
     def encode(self, pairs: Sequence[Inputs], coverage: Coverage | None = None) -> Encoded:
-        """Return what the head sees of the documents."""
+        """Return the input of the head."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
         encoded: Encoded = self.encoder(pairs, needs=head.needs, match=match, coverage=coverage)
@@ -294,7 +294,7 @@ class Model(nn.Module):
     # Aggregate.
 
     def aggregate(self, encoded: Encoded) -> torch.Tensor:
-        """Return `(B,)` scores. Heads work in fp32, in training and in inference."""
+        """Return `(B,)` scores. Heads compute in fp32, in training and in inference."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores: torch.Tensor = self.head(encoded)
         if scores.shape != encoded.mask.shape[:1]:
@@ -305,7 +305,7 @@ class Model(nn.Module):
         return scores
 
     def explanations(self, encoded: Encoded, pairs: Sequence[Inputs]) -> list[Explanation]:
-        """Return the shares of each window, and if the head can tell of each query token, in P scores."""
+        """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
@@ -339,10 +339,10 @@ class Model(nn.Module):
     # Its weights.
 
     def describe(self) -> dict[str, Any]:
-        """Return what scores depend on besides query and text: how these are read, weights and precision; JSON-able.
+        """Return everything on which scores depend apart from query and text, JSON-able: reader, weights and precision.
 
         Raises:
-            ValueError: if the tokenizer has a step in Python, which may change unnoticed.
+            ValueError: if a step of the tokenizer is Python code, whose changes cannot be detected.
         """
         tokenizer = serialized(self.tokenizer.backend_tokenizer)
         if tokenizer is None:
@@ -364,7 +364,7 @@ class Model(nn.Module):
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Enter evaluation mode, and the precision of the settings."""
+        """Switch to evaluation mode and to the precision of the settings."""
         modes, dtype = {}, self.settings.dtype
         for module in self.modules():
             modes[module] = module.training
@@ -383,13 +383,13 @@ class Model(nn.Module):
         return self.encoder.take_over(self.backbone, self.tokenizer)
 
     def mark_trained(self, recipe: dict[str, Any]) -> None:
-        """Note that the weights, trained by this recipe, make sense and must not be lost."""
+        """Mark the weights as trained with this recipe."""
         self.trained = self.ready = True
         self.started, self.source, self.recipe = False, "", recipe
         self._fingerprint = ""
 
     def fingerprint(self, *, contents: bool = True) -> str:
-        """Return the weights' fingerprint, renewed when they have changed; for `contents` see `WeightsWatch`."""
+        """Return a fingerprint of the weights, updated when they change; for `contents` see `WeightsWatch`."""
         if self._watch.changed(self, contents=contents):
             self._fingerprint = ""  # at once: the next look, perhaps of another thread, sees no change
         if not self._fingerprint:

@@ -21,19 +21,19 @@ from ..tokens import Span, TokenizedText, tokenize, tokenize_documents
 from ..windows import Windows
 
 NOTHING = np.zeros(0, dtype=np.int32)
-"""No tokens: the query of an input that is a text alone, for instance."""
+"""No tokens, for instance the query of an input that contains only a text."""
 
 
 @dataclass(frozen=True)
 class Specials:
-    """Special tokens (of templates, words too) around a query and a text: `prefix query middle content suffix`.
+    """Special tokens, and words of templates, around a query and a text: `prefix query middle content suffix`.
 
     Attributes:
         prefix: before the query, `[CLS]`.
         middle: between query and text, `[SEP]` (two for RoBERTa).
         suffix: after the text, `[SEP]`.
-        types: segments of the prefix, query, middle, content and suffix; None where the backbone has no segments.
-        pad_id: the token id of padding.
+        types: segments of the prefix, query, middle, content and suffix; None if the backbone has no segments.
+        pad_id: the id of the padding token.
     """
 
     prefix: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class Specials:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
     def around(self, query: np.ndarray, content: np.ndarray, query_size: int = 0, content_size: int = 0) -> Input:
-        """Return an input; query and content are padded to these sizes, where they stand."""
+        """Return an input, with query and content padded to these sizes."""
         parts: tuple[Any, ...] = (self.prefix, query, self.middle, content, self.suffix)
         lengths = list(map(len, parts))
         sizes = list(map(max, lengths, (0, query_size, 0, content_size, 0)))
@@ -66,7 +66,7 @@ class Specials:
 
 
 def specials_of_pair(backbone: Any) -> Specials:
-    """Return the special tokens that a tokenizer puts around two texts."""
+    """Return the special tokens that a tokenizer adds around two texts."""
     encoded = backbone.tokenizer("a", "b")
     ids, sides, types = encoded["input_ids"], encoded.sequence_ids(), encoded.get("token_type_ids")
     first, second = sides.index(0), sides.index(1)
@@ -79,30 +79,30 @@ def specials_of_pair(backbone: Any) -> Specials:
 
 
 class Reader(ABC):
-    """Base of the ways in which a query and a text become inputs of a backbone.
+    """Base of the readers, which turn a query and a text into inputs of a backbone.
 
-    A subclass defines `assemble`, and `room` for what its inputs leave to queries and windows. It may change how
-    queries and texts become tokens (`tokenize_queries`, `tokenize`), or how pairs are read (`read`).
+    A subclass defines `assemble`, and `room` if its inputs limit queries and windows. It can override how queries and
+    texts are tokenized (`tokenize_queries`, `tokenize`) and how pairs are read (`read`).
 
     Args:
-        tokenizer: the backbone's.
-        settings: what is read.
-        longest: most tokens in one input; None where nothing limits it.
-        rules: what the architecture needs, see `InputRules`.
+        tokenizer: the tokenizer of the backbone.
+        settings: the model's settings.
+        longest: the maximum input length in tokens; None without a limit.
+        rules: the requirements of the architecture, see `InputRules`.
 
     Attributes:
-        windows: the windows, fitted into the longest input.
-        max_query_len: most tokens of a query that are read; None for all.
-        query_size: the tokens of every query, padding included, in the papers' layout; None elsewhere.
+        windows: the window rule, fitted into the maximum input length.
+        max_query_len: the maximum number of tokens of a query; None without a limit.
+        query_size: the number of tokens of every query, padding included, in the papers' layout; None otherwise.
 
     Raises:
-        ValueError: if query, largest window and special tokens exceed the longest input.
+        ValueError: if query, largest window and special tokens exceed the maximum input length.
     """
 
     follows_layout: ClassVar[bool] = False
-    """Whether it pads queries or shares a budget as `settings.layout` says; if not, such layouts are refused."""
+    """Whether it supports layouts that pad queries or share a budget; otherwise they are rejected."""
     follows_template: ClassVar[bool] = False
-    """Whether it puts the words of a template around query and text."""
+    """Whether it supports templates."""
 
     query_size: int | None = None
     query_lead = text_lead = ""  # characters that are tokenized with a query, or a text, before it
@@ -112,7 +112,7 @@ class Reader(ABC):
         self.rules = rules or InputRules()
         self.pad_id = tokenizer.pad_token_id or 0
         self.windows, self.max_query_len = self.fit()
-        # The tokens of an empty query or text are those of the white space before any other one.
+        # An empty query or text has the tokens of the white space that precedes other ones.
         self._empty = [tokenize(tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
         rule = settings.windows_argument or "the maximum input length of the backbone"
         if rule == "window_size":
@@ -124,19 +124,19 @@ class Reader(ABC):
     # The longest input.
 
     def room(self) -> tuple[int, int, int] | None:
-        """Return the most tokens of a query, of a window with its title, and of both; None if nothing limits them."""
+        """Return the maximum tokens of a query, of a window with its title, and of both; None without a limit."""
         return None
 
     def special_tokens(self) -> int:
-        """Return how many tokens of the longest input are neither the query's nor the text's."""
+        """Return the number of tokens in an input that belong neither to the query nor to the text."""
         return 0
 
     def fit(self) -> tuple[Windows, int | None]:
-        """Return windows that fit into the longest input, and the most tokens of a query.
+        """Return windows that fit into the maximum input length, and the maximum tokens of a query.
 
-        With `max_query_len=None` a query is read as far as it fits: next to windows of a given size queries have the
-        rest of the input, next to windows without a size a quarter. So all queries of a model have the same room, and
-        no score depends on other queries.
+        With `max_query_len=None`, queries can use the part of the input that windows of a given size leave, or a
+        quarter of it if windows have no given size. This limit is the same for all queries of a model, so that no
+        score depends on other queries.
         """
         (windows, max_query_len), room = self.asked(), self.room()
         if room is None:
@@ -156,35 +156,35 @@ class Reader(ABC):
         return fitted, min(query, both - self._size_of(fitted))
 
     def asked(self) -> tuple[Windows, int | None]:
-        """Return the windows, and the most tokens of a query, before they are fitted."""
+        """Return the window rule and the maximum tokens of a query before they are fitted."""
         return self.settings.windows, self.settings.max_query_len
 
     def windows_within(self, windows: Windows, room: int) -> Windows:
-        """Fit windows into the tokens that there are for a window and its title."""
+        """Fit windows into `room` tokens for a window and its title."""
         title = self.settings.repeat_tokens
         if title and room <= title:
             raise ValueError(f"repeat_tokens={title} leaves no room for windows in {room} tokens: lower repeat_tokens")
         return windows.within(room - title)
 
     def _size_of(self, windows: Windows) -> int:
-        """Return the most tokens of a window and its title; 0 if only the backbone limits it."""
+        """Return the maximum tokens of a window and its title; 0 if only the backbone limits it."""
         return 0 if windows.largest is None else windows.largest + self.settings.repeat_tokens
 
     # Tokens.
 
     @property
     def needs_offsets(self) -> bool:
-        """Whether reading needs the characters of tokens."""
+        """Whether character offsets of tokens are needed."""
         preselect = self.settings.preselect
         return self.windows.needs_text or (preselect is not None and preselect.needs_text) or self.rules.needs_offsets
 
     @property
     def query_limit(self) -> int:
-        """The most tokens of a query that are read, before a text takes its share."""
+        """The maximum tokens of a query, before it shares the input with a text."""
         return self.max_query_len or sys.maxsize
 
     def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
-        """Return the tokens of texts with their titles; equal texts are tokenized once, and share one object."""
+        """Tokenize texts with their titles; equal texts share one object."""
         documents = {text: as_document(text) for text in dict.fromkeys(texts)}
         if self.settings.layout.lowercase:
             documents = {
@@ -201,7 +201,7 @@ class Reader(ABC):
         return [tokenized[text] for text in texts]
 
     def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
-        """Return the tokens of queries, as far as they are read; equal queries share one object."""
+        """Tokenize and truncate queries; equal queries share one object."""
         distinct, limit = list(dict.fromkeys(queries)), self.query_limit
         tokens = tokenize(self.tokenizer, self.settings.layout.normalized(distinct), lead=self.query_lead)
         made = {
@@ -214,15 +214,15 @@ class Reader(ABC):
 
     @abstractmethod
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
-        """Return an input of the tokens of a query and a window, the window's title included."""
+        """Return an input from the tokens of a query and of a window with its title."""
 
     def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
-        """Return the inputs of P pairs, with their windows, and how much is read of each."""
+        """Return the inputs of P pairs, with their windows and coverage."""
         pairs = zip(queries, texts, self.cut(queries, texts), strict=True)
         return [self.read_pair(query, text, document, spans) for query, text, (document, spans) in pairs]
 
     def cut(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
-        """Return what is read of the text of each of P pairs, and its windows."""
+        """Return the part of the text that is read and its windows, for each of P pairs."""
         settings = self.settings
         limit = settings.max_doc_len or sys.maxsize
         heads = {text: text.head(limit) for text in dict.fromkeys(texts)}
@@ -236,17 +236,17 @@ class Reader(ABC):
             return settings.preselect.cut(words, documents, self.windows)
 
     def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
-        """Return the inputs of a query and the windows of a document, which is what is read of a text."""
+        """Return the inputs of a query and the windows of a document, the part of a text that is read."""
         windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
         return Inputs(query, document, spans, windows, self.row(query, text, document, spans))
 
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
-        """Return the tokens of a window, those of its title first."""
+        """Return the tokens of a window, preceded by those of its title."""
         ids = document.read(span)
         return ids if len(ids) else self._empty[1]
 
     def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Reading:
-        """Return how much of a pair is read, and how much of the rest each argument cut."""
+        """Return the coverage of a pair, with the tokens that each argument truncated."""
         settings, read, cut = self.settings, tokens_in(spans), Counter[str]()
         if read < len(text):
             within_limit = covered = min(len(text), settings.max_doc_len or len(text))
@@ -266,5 +266,5 @@ class Reader(ABC):
         return Reading(query.text, *sizes, query_cut_by, dict(+cut))
 
     def describe(self) -> dict[str, Any]:
-        """Return what inputs depend on besides tokens and windows, JSON-able."""
+        """Return everything on which inputs depend apart from tokens and windows, JSON-able."""
         return {"class": type(self).__name__, "leads": [self.query_lead, self.text_lead], "size": self.query_size}
