@@ -68,7 +68,9 @@ def scores(scorer, queries=QUERIES, texts=TEXTS) -> np.ndarray:
 def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypatch):
     scorer = make(roberta)
     monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
-    with pytest.raises(ValueError, match=r"head 'maxp' gave scores of the shape \(2, \d\) for 2 documents.*\(B,\)"):
+    with pytest.raises(
+        ValueError, match=r"head 'maxp' returned scores with the shape \(2, \d\) for 2 documents.*\(B,\)"
+    ):
         scorer(QUERIES[:2], TEXTS[:2])
 
 
@@ -182,7 +184,7 @@ def test_coverage(backbone):
 
 HALVES = SlidingWindows(20, 20, max_windows=2)
 TITLED = Document(text_of(30), "the red bird and the blue cat")
-LONGEST, FIRST_TWO, SHARED = "the longest input of the backbone", "preselect=FirstK(k=2)", "layout='shared'"
+LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "preselect=FirstK(k=2)", "layout='shared'"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ LONGEST, FIRST_TWO, SHARED = "the longest input of the backbone", "preselect=Fir
             {"max_query_len": None},
             text_of(110),
             text_of(9),
-            {"the longest query of the checkpoint, which takes 105": 5},
+            {"the checkpoint's maximum query length of 105": 5},
         ),
         ({"preselect": FirstK(2)}, "a", text_of(95), {FIRST_TWO: 65}),
         ({"preselect": FirstK(2), "max_doc_len": 40}, "a", text_of(95), {"max_doc_len=40": 55, FIRST_TWO: 10}),

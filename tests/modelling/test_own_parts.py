@@ -188,7 +188,7 @@ def test_an_encoder_of_vectors_alone_is_refused_by_heads_that_need_tokens(name, 
         "CEDR-knrm": {"aggregation": "knrm", "window_size": 20},
         "PARADE-query": {"aggregation": "transformer", "query_states": True, "window_size": 20, "stride": 20},
     }
-    with pytest.raises(ValueError, match="Vectors gives vectors of windows alone"):
+    with pytest.raises(ValueError, match="Vectors returns only window vectors"):
         own(cross_encoder, max_query_len=8, device="cpu", **own_arguments[name])(results)
 
 
@@ -200,7 +200,7 @@ def test_an_encoder_without_matches_is_refused_by_heads_that_need_them(cross_enc
     class UnmatchedCEDR(ld.CEDR):
         encoder_class = Unmatched
 
-    with pytest.raises(ValueError, match=r"Unmatched gives .* the head 'cedr-knrm' also needs"):
+    with pytest.raises(ValueError, match=r"Unmatched returns .* the head 'cedr-knrm' also needs"):
         UnmatchedCEDR(cross_encoder, window_size=20, max_query_len=8, device="cpu")(results)
 
 

@@ -322,7 +322,7 @@ def _weights(model):
         (lambda: ld.KeyBlocks("bm25"), "selector='bm25'"),
         (lambda: ld.MaxP("m", preselect="bm25"), "preselect='bm25'"),
         (lambda: ld.FirstP("m", preselect=ld.BM25Windows(3)), "KeyBlocks"),
-        (lambda: ld.LongP("m", preselect=ld.FirstK(3)), "nothing to choose from"),
+        (lambda: ld.LongP("m", preselect=ld.FirstK(3)), "KeyBlocks"),
         (lambda: ld.FirstP("m", preselect=ld.KeyBlocks(ld.FirstK(8))), "8 blocks of up to 63"),
         (lambda: ld.FirstP("m", preselect=ld.KeyBlocks(ld.FirstK(8), ld.SentenceWindows())), "max_tokens"),
         (lambda: ld.Birch("m", preselect=ld.KeyBlocks(ld.FirstK(8))), "windows in tokens"),

@@ -65,7 +65,7 @@ def test_a_model_with_a_tokenizer_in_python(results, tmp_path):
     before = scores(model, results)
     np.testing.assert_allclose(scores(model, results[::-1]), before[::-1], atol=1e-5)
     model.score_cache = tmp_path / "scores.sqlite"
-    with pytest.raises(ValueError, match="leave score_cache out"):
+    with pytest.raises(ValueError, match="omit score_cache"):
         model(results)
 
 

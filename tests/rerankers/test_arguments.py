@@ -300,7 +300,7 @@ def test_trained_model_may_not(name, changes):
         kept = getattr(model, parameter)
         setattr(model, parameter, value)
         about = "the aggregation" if parameter.startswith(("aggr", "atte")) else parameter
-        with pytest.raises(ValueError, match=f"trained weights, and a change of .*{about}"):
+        with pytest.raises(ValueError, match=f"trained weights, which a change of .*{about}"):
             model(CANDIDATES)
         setattr(model, parameter, kept)
     np.testing.assert_array_equal(scores(model, CANDIDATES), expected)

@@ -89,7 +89,7 @@ def test_who_counts():
     assert with_all_queries
     same = ld.Calibrated(SCORES).fit(frame, positives)  # documents without a label are not relevant
     assert same.calibration == everything.calibration
-    with pytest.raises(ValueError, match=rf"{len(positives)} of the results are relevant, 0 are not"):
+    with pytest.raises(ValueError, match=rf"{len(positives)} of the results are relevant and 0 are not"):
         ld.Calibrated(SCORES, judged_only=True).fit(frame, positives)
     half = ld.Calibrated(SCORES).fit(frame, qrels[qrels["qid"].astype(int) < 30])
     assert half.calibration["documents"] == 300  # queries without a label do not count
@@ -108,12 +108,12 @@ def test_saved_beside_the_model_and_loaded_without_pickle(tmp_path, results):
     pd.testing.assert_frame_equal(loaded(results).drop(columns=own), model(results).drop(columns=own))
     assert json.loads((tmp_path / "model" / "calibration.json").read_text())["method"] == "isotonic"
     loaded.model.explain = False
-    with pytest.raises(ValueError, match="explain=True here, too"):
+    with pytest.raises(ValueError, match="explain=True"):
         loaded(results)
     assert isinstance(ld.CrossEncoder.load(tmp_path / "model"), ld.MaxP)  # the model alone
     ld.Calibrated(SCORES, calibration=model.calibration).save(tmp_path / "other")  # cannot be saved itself
     assert ld.Calibrated.load(tmp_path / "other", SCORES).calibration == model.calibration
-    with pytest.raises(ValueError, match=r"has a calibration without its model: give Calibrated.load\(..., model=\)"):
+    with pytest.raises(ValueError, match="model="):
         ld.Calibrated.load(tmp_path / "other")
 
 
@@ -138,7 +138,7 @@ def test_probabilities_of_another_training_are_refused(cross_encoder):
     model, frame, qrels = fitted(backbone=cross_encoder)
     model.model.training = ld.TrainingArgs(max_steps=1, learning_rates={"": 1e-2})
     model.model.fit(frame, qrels)
-    with pytest.raises(ValueError, match=r"changed since fit.*fit\(results, qrels\)"):
+    with pytest.raises(ValueError, match=r"changed since.*fit\(results, qrels\)"):
         model(TEXTS)
     assert model.fit(frame, qrels)(TEXTS)["probability"].between(0, 1).all()
 
@@ -146,7 +146,7 @@ def test_probabilities_of_another_training_are_refused(cross_encoder):
 def test_probabilities_of_another_selection_of_windows_are_refused():
     model, *_ = fitted()
     model.model.preselect = ld.BM25Windows(1)
-    with pytest.raises(ValueError, match="changed since fit"):
+    with pytest.raises(ValueError, match="changed since"):
         model(TEXTS)
 
 
@@ -154,7 +154,7 @@ def test_probabilities_of_a_changed_stage_of_a_pipeline_are_refused():
     model, frame, qrels = fitted()
     pipeline = ld.Calibrated(0.5 * model.model).fit(frame, qrels)
     model.model.max_doc_len = 3
-    with pytest.raises(ValueError, match="changed since fit"):
+    with pytest.raises(ValueError, match="changed since"):
         pipeline(TEXTS)
 
 
@@ -164,9 +164,9 @@ def test_a_saved_calibration_is_for_the_model_that_it_was_saved_with(tmp_path):
     assert ld.Calibrated.load(tmp_path)(TEXTS)["probability"].tolist() == pytest.approx(
         model(TEXTS)["probability"].tolist()
     )
-    with pytest.raises(ValueError, match="changed since fit"):
+    with pytest.raises(ValueError, match="changed since"):
         ld.Calibrated.load(tmp_path, max_query_len=2)(TEXTS)
-    with pytest.raises(ValueError, match="changed since fit"):
+    with pytest.raises(ValueError, match="changed since"):
         ld.Calibrated.load(tmp_path, model=make("FirstP"))(TEXTS)
 
 
@@ -188,7 +188,7 @@ def test_texts_of_a_loader_before_a_model_are_no_part_of_it():
     pipeline.model = loader("dog") >> model.model
     assert pipeline(TEXTS)["probability"].between(0, 1).all()
     model.model.max_doc_len = 3
-    with pytest.raises(ValueError, match="changed since fit"):
+    with pytest.raises(ValueError, match="changed since"):
         pipeline(TEXTS)
 
 
@@ -204,7 +204,7 @@ def test_pipelines_and_keys(results):
     assert {"dai-2019-deeper", "platt-1999-probabilistic"} <= set(papers_of_pipeline(with_model))
     assert pt.inspect.subtransformers(with_model) == {"model": with_model.model}
     assert with_model(results.iloc[:0]).columns.tolist()[-1] == "probability"
-    with pytest.raises(ValueError, match="knows no probabilities: call fit"):
+    with pytest.raises(ValueError, match="call fit"):
         with_model(results)
     with pytest.raises(ValueError, match="model=3 must be a transformer"):
         ld.Calibrated(3)
@@ -268,7 +268,7 @@ def test_ties_stay_in_the_order_of_ranks_above_a_threshold():
 
 def test_a_calibration_is_not_put_beside_another_model(tmp_path):
     make("MaxP").save(tmp_path)
-    with pytest.raises(ValueError, match="holds another model"):
+    with pytest.raises(ValueError, match="another model"):
         ld.Calibrated(SCORES, calibration={"of": ["score"], "weights": [2.0], "bias": -1.0, "steps": None}).save(
             tmp_path
         )
@@ -287,7 +287,7 @@ def test_nothing_is_scored_before_it_is_known_how(results):
     with pytest.raises(ValueError, match="call fit"):
         ld.Calibrated(model)(results)
     calibration = {"of": ["score", "window_scores"], "weights": [1.0, 1.0], "bias": 0.0, "steps": None}
-    with pytest.raises(ValueError, match="explain=True here, too"):
+    with pytest.raises(ValueError, match="explain=True"):
         ld.Calibrated(model, calibration=calibration)(results)
     assert not asked
     with pytest.raises(ValueError, match=r"lack the column\(s\) window_scores"):

@@ -223,14 +223,14 @@ def test_what_needs_weights_is_refused(results, tmp_path, cross_encoder):
         lambda: model.start_from(ld.MaxP(cross_encoder)),
         lambda: ld.MaxP(cross_encoder).start_from(model),
     ):
-        with pytest.raises(TypeError, match="weights are not here"):
+        with pytest.raises(TypeError, match="has no weights"):
             use()
 
 
 @pytest.mark.parametrize(
     ("make_bad", "word"),
     [
-        *((lambda cls=cls: cls(SCORER), "more of a window than a score") for cls in (ld.PARADE, ld.CEDR, ld.LateIR)),
+        *((lambda cls=cls: cls(SCORER), "a score per window") for cls in (ld.PARADE, ld.CEDR, ld.LateIR)),
         (lambda: ld.MaxP(SCORER, pooling="mean"), "pooling"),
         (lambda: ld.MaxP(SCORER, layout="padded"), "layout"),
         (lambda: ld.MaxP(SCORER, device="cpu"), "device"),

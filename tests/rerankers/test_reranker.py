@@ -347,7 +347,7 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
             ld.TruncationWarning, lambda length=length: model(results.iloc[[1]].assign(query="dog " * length))
         )
         assert model.coverage.queries_cut == len(told) == length - room
-    cause = f"the longest query of the checkpoint, which takes {room}"
+    cause = f"the checkpoint's maximum query length of {room}"
     assert model.coverage.cut == {cause: 1}
     assert f"cut by {cause}" in told[0]
 

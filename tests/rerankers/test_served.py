@@ -300,7 +300,7 @@ def test_who_may_cut_without_a_word_is_named(form):
         unknown, exact = maxp(server, form, tokenizer=None), maxp(server, form)
         for model in (unknown, unknown, exact):
             model(ONE_QUERY.iloc[:2])
-    said = [str(warning.message) for warning in caught if "may cut windows" in str(warning.message)]
+    said = [str(warning.message) for warning in caught if "may truncate windows" in str(warning.message)]
     assert len(said) == (form not in (TeiForm, VllmForm, LlamaForm))
 
 
@@ -370,7 +370,7 @@ def test_a_path_with_an_at_sign_and_the_names_of_tokens_are_no_secrets():
 
 def test_the_largest_batch_of_a_server_that_does_not_tell_it_before_is_named():
     refusal = Answer({"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}, 413)
-    with serving(refusal) as server, pytest.raises(BackendError, match="give the model batch_size=32"):
+    with serving(refusal) as server, pytest.raises(BackendError, match="set batch_size=32"):
         ld.MaxP(ld.ScoreServer(server.url))(ONE_QUERY)
 
 
