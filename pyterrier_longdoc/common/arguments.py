@@ -1,4 +1,4 @@
-"""Arguments that declare their rules and, in transformers, the roles that saving and identities ask for."""
+"""Dataclass arguments that declare their rules and, in transformers, their role for saving and keys."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 Role = Literal["checkpoint", "weights", "head", "windows", "input", "computing", "call"]
-"""The part of a transformer that an argument decides about.
+"""The part of a transformer that an argument belongs to.
 
-- `checkpoint`: the checkpoint of the weights; another machine may have it elsewhere;
-- `weights`: how weights are made, with the checkpoint's;
+- `checkpoint`: the checkpoint of the weights, which can be in another place on another machine;
+- `weights`: how weights are created in addition to those of the checkpoint;
 - `head`: the aggregation;
-- `windows`: the part of a text that is read, and how it is cut;
+- `windows`: truncation and windowing of texts;
 - `input`: how query and window become one input;
-- `computing`: where, how fast and in which precision;
-- `call`: a single use of the transformer (progress, text loader, explanations, recipe of `fit`).
+- `computing`: device, speed and precision;
+- `call`: a single use of the transformer (progress bar, text loader, explanations, recipe of `fit`).
 
-The first five are saved with a model and belong to its identity.
+The first five are saved with a model and are part of its key.
 """
 
 OF_THE_MODEL: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "input")
@@ -44,20 +44,20 @@ def argument(
     """Return a dataclass field that declares its rules, which `validate` enforces.
 
     Args:
-        default: the default value; without one the argument is required.
-        role: the part of a transformer that the argument decides about: `"checkpoint"`, `"weights"`, `"head"`,
-            `"windows"`, `"input"`, `"computing"` or `"call"`; all but the last two are saved with the model.
-        choices: the values allowed.
-        at_least: the smallest number allowed; a bound may also be the name of an argument that stands before this one.
-        at_most: the largest number allowed.
-        above: a number that is itself not allowed, but all larger ones.
-        below: a number that is itself not allowed, but all smaller ones.
-        needs: the argument without which this one has no effect, or its values: `needs="repeat"`,
-            `needs={"aggregation": "attn"}`, `needs={"aggregation": ("attn", "transformer")}`. If the need is not
-            met, only the default is allowed.
+        default: the default value; without it, the argument is required.
+        role: the part of a transformer that the argument belongs to: `"checkpoint"`, `"weights"`, `"head"`,
+            `"windows"`, `"input"`, `"computing"` or `"call"`. All but the last two are saved with the model.
+        choices: the allowed values.
+        at_least: the smallest allowed number. A bound can also be the name of an earlier argument.
+        at_most: the largest allowed number.
+        above: the exclusive lower bound.
+        below: the exclusive upper bound.
+        needs: another argument, optionally with values, without which this one has no effect: `needs="repeat"`,
+            `needs={"aggregation": "attn"}`, `needs={"aggregation": ("attn", "transformer")}`. If the need is not met,
+            only the default is allowed.
 
     Raises:
-        ValueError: for an unknown role: the argument would not be saved.
+        ValueError: for an unknown role.
 
     Example:
         `share: float = ld.argument(0.5, role="head", at_least=0)`.
@@ -75,19 +75,19 @@ _KINDS: dict[str, tuple[type, str]] = {
     "int": (Integral, "a whole number"),
     "float": (Real, "a number"),
 }
-"""The type of an annotation, and the same in words."""
+"""The type of an annotation and its description in messages."""
 
 _BOUNDS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
 
 def validate(instance: Any, who: str | None = None) -> None:
-    """Check the fields of a dataclass by their annotations and declared rules; numpy's numbers become Python's.
+    """Check the fields of a dataclass against their annotations and declared rules; convert numpy scalars to Python's.
 
-    An annotation of `bool`, `int` or `float`, also with `| None`, is a rule by itself. Errors begin with `who`, by
-    default the name of the class.
+    Annotations of `bool`, `int` or `float`, also with `| None`, are rules. Errors begin with `who`, by default the name
+    of the class.
 
     Raises:
-        ValueError: if an argument breaks a rule; it names the class, or `who`, the argument, its value and the rule.
+        ValueError: if an argument breaks a rule; the message names `who`, the argument, its value and the rule.
     """
     for f in fields(instance):
         value = plain(getattr(instance, f.name))
@@ -112,7 +112,7 @@ def check_arguments(
     below: float | None = None,
     **args: Any,
 ) -> None:
-    """Check arguments of a function (or of `who`), `k=k`, by an annotation and rules, as `validate` checks fields."""
+    """Check arguments of a function, passed as `k=k`, against an annotation and rules, like `validate`."""
     rules = {"choices": choices, "at_least": at_least, "at_most": at_most, "above": above, "below": below}
     for name, value in args.items():
         rule = _broken_rule(annotation, value, rules)
@@ -121,14 +121,14 @@ def check_arguments(
 
 
 def check_type(cls: Any, rule: str, **args: Any) -> None:
-    """Raise ValueError, naming the argument and what it must be, for one that is no instance of a class."""
+    """Raise ValueError with the name of the argument and the rule if it is not an instance of a class."""
     for name, value in args.items():
         if not isinstance(value, cls):
             raise ValueError(f"{name}={value!r} must be {rule}")
 
 
 def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance: Any = None) -> str | None:
-    """Return the rule that a value breaks, in words; None if it breaks none."""
+    """Return a description of the rule that a value breaks; None if it breaks none."""
     kind, _, optional = annotation.partition(" | ")
     if value is None and optional == "None":
         return None
@@ -150,7 +150,7 @@ def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance
 
 
 def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
-    """Return the unmet need of a field in words; None if it has its default or its need is met."""
+    """Return a description of the unmet need of a field; None if it has its default or its need is met."""
     needs = f.metadata.get("needs")
     if needs is None or value is f.default or repr(value) == repr(f.default):
         return None
@@ -164,20 +164,20 @@ def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
 
 
 def arguments_of(transformer: Any, *roles: Role) -> dict[str, Any]:
-    """Return the constructor arguments with these roles, by name; without roles all arguments."""
+    """Return the constructor arguments with these roles by name; without roles, all arguments."""
     names = (f.name for f in fields(transformer) if not roles or f.metadata.get("role") in roles)
     return {name: getattr(transformer, name) for name in names}
 
 
 def changed_names(transformer: Any, names: Container[str]) -> list[str]:
-    """Return those of the named constructor arguments that differ from their defaults."""
+    """Return which of the named constructor arguments differ from their defaults."""
     named_fields = [f for f in fields(transformer) if f.name in names]
-    # By their repr, as arrays are neither equal nor unequal.
+    # Compared by their repr, because arrays have no single truth value.
     return [f.name for f in named_fields if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
 def check_roles(transformer: Any) -> None:
-    """Raise TypeError for an argument without a role: it would neither be saved nor be part of an identity."""
+    """Raise TypeError for an argument without a role, which would neither be saved nor be part of the key."""
     for f in fields(transformer):
         if "role" not in f.metadata:
             name = f"{type(transformer).__name__}.{f.name}"
@@ -185,28 +185,28 @@ def check_roles(transformer: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return numpy's number, truth or string as Python's own, which JSON can hold; any other value as it is."""
+    """Convert a numpy scalar to a Python value, for JSON; other values are returned unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def check_checkpoint(**names: Any) -> None:
-    """Raise ValueError, naming the argument, if it cannot be the name of a checkpoint."""
+    """Raise ValueError with the name of the argument if it cannot be the name of a checkpoint."""
     for name, value in names.items():
         if not isinstance(value, str | Path) or not str(value):
-            raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
+            raise ValueError(f"{name}={value!r} must be a folder or the name of a model on the Hugging Face hub")
 
 
 def check_seeds(seeds: Any) -> None:
-    """Raise ValueError if these are no distinct whole numbers."""
+    """Raise ValueError unless the seeds are distinct whole numbers."""
     numbers = list(seeds) if isinstance(seeds, Iterable) else []
     are_whole = all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers)
     if not numbers or not are_whole or len(set(numbers)) < len(numbers):
-        raise ValueError(f"seeds={seeds!r} must be a list of different whole numbers, e.g. [0, 1, 2]")
+        raise ValueError(f"seeds={seeds!r} must be a list of distinct whole numbers, e.g. [0, 1, 2]")
 
 
 @contextmanager
 def changed(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Change attributes of an object for a while."""
+    """Change attributes of an object temporarily."""
     old = {name: getattr(owner, name) for name in attributes}
     try:
         for name, value in attributes.items():

@@ -1,4 +1,4 @@
-"""The memory of models for embeddings, within bounds."""
+"""In-memory cache of embeddings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from typing import Any
 import numpy as np
 
 CACHED_BYTES = 256 * 2**20
-"""Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
+"""Maximum size of the cache of one encoder; the least recently used embeddings are removed first."""
 
 MakeArrays = Callable[[list[int]], Iterable[np.ndarray]]
-"""Makes the arrays of keys, named by their places in a list, in order."""
+"""Computes the arrays of keys, given by their indices in a list, in order."""
 
 _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 
 
 class EmbeddingCache:
-    """Remembers embeddings, or the states of all tokens of a text, within a bound; a copy starts empty.
-
-    Several threads may use it.
-    """
+    """A thread-safe cache of limited size for embeddings or the token states of texts. A copy starts empty."""
 
     def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
         _CACHES.add(self)
@@ -39,7 +36,7 @@ class EmbeddingCache:
         return len(self._vectors)
 
     def get(self, key: Hashable) -> np.ndarray | None:
-        """Return the `(H,)` embedding or `(T, H)` states of this key, if they are still in memory."""
+        """Return the `(H,)` embedding or `(T, H)` states of this key, or None if they are not cached."""
         with self._lock:
             vector = self._vectors.get(key)
             if vector is not None:
@@ -47,16 +44,16 @@ class EmbeddingCache:
             return vector
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         with self._lock:
             self._vectors.clear()
             self._bytes = 0
 
     def put(self, key: Hashable, vector: np.ndarray) -> None:
-        """Remember an `(H,)` embedding or `(T, H)` states, unless it alone exceeds the bound."""
+        """Store an `(H,)` embedding or `(T, H)` states, unless they exceed the maximum size."""
         with self._lock:
             if key not in self._vectors and vector.nbytes <= self.max_bytes:
-                # A row of a batch would keep the whole batch alive.
+                # Copied, because a row of a batch would keep the whole batch in memory.
                 self._vectors[key] = vector.copy()
                 self._bytes += vector.nbytes
             while self._bytes > self.max_bytes:
@@ -64,7 +61,7 @@ class EmbeddingCache:
                 self._bytes -= oldest.nbytes
 
     def get_or_compute(self, keys: Sequence[Hashable], make: MakeArrays) -> list[np.ndarray]:
-        """Return the arrays of distinct keys; `make` makes those not in memory."""
+        """Return the arrays of distinct keys; `make` computes those not in the cache."""
         arrays: list[Any] = list(map(self.get, keys))
         missing = [i for i, array in enumerate(arrays) if array is None]
         if missing:
@@ -75,6 +72,6 @@ class EmbeddingCache:
 
 
 def forget_embeddings() -> None:
-    """Empty the memory of all loaded models, so that a measurement starts without."""
+    """Empty the caches of all loaded models, e.g. before a measurement."""
     for cache in list(_CACHES):
         cache.clear()

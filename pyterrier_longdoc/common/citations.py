@@ -1,4 +1,4 @@
-"""Citations: the entries of `references.bib`, and the objects that name them."""
+"""Citations: the entries of `references.bib` and the objects that cite them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _FILE = Path(__file__).with_name("references.bib")
 
 @cache
 def entries(path: Path = _FILE) -> dict[str, str]:
-    """Return the entries of a BibTeX file by key; each begins with an @ at the start of a line."""
+    """Return the entries of a BibTeX file by key; each entry must begin with an @ at the start of a line."""
     texts = re.split(r"^(?=@)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     keys = [re.match(r"@\w+\s*\{\s*([^,\s]+)\s*,", entry) for entry in texts]
     return {key[1]: entry.strip() for key, entry in zip(keys, texts, strict=True) if key}
 
 
 def bibtex(papers: Iterable[str]) -> str:
-    """Return the entries of papers, each once: keys of `references.bib`, or entries that begin with an @."""
+    """Return the distinct entries of papers, given by keys of `references.bib` or as entries that begin with an @."""
     return "\n\n".join(paper if paper.startswith("@") else entries()[paper] for paper in dict.fromkeys(papers))
 
 
 def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
-    """Return the entries that ir_datasets' own documentation names for one of its datasets."""
+    """Return the entries that the documentation of ir_datasets lists for a dataset."""
     import ir_datasets
 
     bibliography = entries(Path(ir_datasets.__file__).parent / "docs" / "bibliography.bib")
@@ -36,12 +36,12 @@ def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
 
 
 def papers_of(*parts: Any) -> list[str]:
-    """Return the papers that these parts name."""
+    """Return the papers of these parts."""
     return [paper for part in parts if isinstance(part, Cited) for paper in part.cited()]
 
 
 def papers_of_pipeline(pipeline: Any) -> list[str]:
-    """Return the papers that the stages of a pipeline name, with the collections that their text loaders read."""
+    """Return the papers of the stages of a pipeline and of the collections that their text loaders read."""
     papers: list[str] = []
     for stage in stages_of(pipeline):
         loader = getattr(stage, "text_loader", None)
@@ -59,14 +59,14 @@ def papers_of_pipeline(pipeline: Any) -> list[str]:
 
 
 class Cited:
-    """Base of objects that published papers describe: `papers` are keys of `references.bib`, or BibTeX."""
+    """Base class of objects described by papers; `papers` are keys of `references.bib`, or BibTeX entries."""
 
     papers: ClassVar[tuple[str, ...]] = ()
 
     def cited(self) -> list[str]:
-        """Return the papers behind this object with its arguments."""
+        """Return the papers of this object and its arguments."""
         return list(self.papers)
 
     def citation(self) -> str:
-        """Return the BibTeX of the papers that describe this. A checkpoint's is on its model card."""
+        """Return the BibTeX entries of the papers to cite; for the checkpoint, see its model card."""
         return bibtex(self.cited())

@@ -1,4 +1,4 @@
-"""How much text was read, of one pair and of a run; scores of a run and their explanations."""
+"""Coverage (how much text was read), scores and explanations."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .frames import is_blank, strings
 from .presentation import percent
 
 CHOICES = ("max_windows=", "preselect=")
-"""Prefixes of arguments that choose windows: what they leave out was asked for."""
+"""Prefixes of arguments that select windows, and so leave out text on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How much is read of a pair of a query and a text: a row of the table that a `Coverage` sums up.
+    """How much of a query-text pair is read; `Coverage` is a sum over such rows.
 
     Attributes:
         query: the query.
-        tokens: tokens of the text.
-        tokens_read: tokens of the text in at least one window.
-        windows: windows of the text.
-        query_tokens: tokens of the query.
-        query_tokens_read: tokens of the query that are read.
-        query_cut_by: the argument that cuts the query, with its value.
-        cut: tokens that are not read, of the text and of what is read with each window, by the argument that cuts them.
+        tokens: the number of tokens of the text.
+        tokens_read: the number of tokens of the text in at least one window.
+        windows: the number of windows of the text.
+        query_tokens: the number of tokens of the query.
+        query_tokens_read: the number of tokens of the query after truncation.
+        query_cut_by: the argument that truncates the query, with its value.
+        cut: the number of unread tokens (of the text and of repeated columns) by the argument that truncates them.
     """
 
     query: str
@@ -42,7 +42,7 @@ class Reading:
 
 
 def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
-    """Return how many tokens are in at least one window; windows are in order."""
+    """Return the number of tokens in at least one window; the windows must be in order."""
     read = end = 0
     for a, b in windows:
         read += max(0, b - max(a, end))
@@ -52,37 +52,37 @@ def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
 
 @dataclass
 class Coverage:
-    """How much was read of the texts of a run, and how many tokens the backbone computed: a sum of `Reading` rows.
+    """How much of the texts of a run was read, and how many tokens the backbone processed.
 
-    Two coverages are equal if the same text was read; how it was computed may differ.
+    Two coverages are equal if the same text was read, however it was computed.
 
-    Tokens are those of the backbone; words for a served model or a function without a tokenizer.
+    Tokens are those of the backbone, or words for a served model or function without a tokenizer.
 
-    A text counts once for each of its queries, as `preselect` may read another part for each. So the figures of parts
-    of a run, of workers for instance, add up to those of the whole.
+    Each query-text pair counts once, because `preselect` may read different parts for different queries. The figures of
+    parts of a run, e.g. of several workers, therefore add up to those of the run.
 
     Attributes:
         documents: distinct pairs of a query and a text.
-        documents_cut: texts of which at least one token was not read.
-        tokens: tokens of all texts.
-        tokens_read: tokens that were in at least one window.
-        windows: windows of all texts.
+        documents_cut: pairs with at least one unread token of the text.
+        tokens: tokens of the texts.
+        tokens_read: tokens in at least one window.
+        windows: windows of the texts.
         queries: distinct queries.
-        queries_cut: queries of which at least one token was not read, for any text.
-        query_tokens: tokens of all queries.
-        query_tokens_read: tokens of queries that were read with every text.
-        cut: tokens of texts, queries and titles that were not read, by the argument that cut them, with its value:
-            `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`. All code that cuts text adds it here.
-        windows_cut: windows, each with a query, that a server says it has cut; scores from a cache do not count.
-        tokens_encoded: tokens that went through the backbone, with queries and special tokens. Remembered windows do
-            not count; tokens in several windows, or of a text with several queries, count each time.
-        tokens_computed: `tokens_encoded` and the padding of batches and layouts.
-        dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
-        runtime: the library that computed the backbone, `"torch"` or `"openvino"`; None where there is no backbone.
-        rows: rows of the frame; in `fit` the rows that were drawn.
+        queries_cut: queries with at least one unread token, for any text.
+        query_tokens: tokens of the queries.
+        query_tokens_read: tokens of the queries that were read with every text.
+        cut: unread tokens of texts, queries and titles by the argument that truncated them, with its value:
+            `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`.
+        windows_cut: windows that a server reports as truncated, without scores from a cache.
+        tokens_encoded: tokens processed by the backbone, including queries and special tokens. Cached windows do not
+            count; tokens in several windows, or of a text with several queries, count each time.
+        tokens_computed: `tokens_encoded` plus the padding of batches and layouts.
+        dtype: the precision of the backbone, e.g. `"float32"`; None without a backbone.
+        runtime: the library that ran the backbone, `"torch"` or `"openvino"`; None without a backbone.
+        rows: rows of the frame; in `fit`, the sampled rows.
         rows_without_text: rows without text: None, NaN or no visible character in all text columns.
         rows_without_query: rows without a query.
-        queries_empty: qids of rows without a query.
+        queries_empty: distinct qids of rows without a query.
     """
 
     documents: int = 0
@@ -107,7 +107,7 @@ class Coverage:
 
     @classmethod
     def total(cls, parts: Iterable[Coverage]) -> Coverage:
-        """Add the counts of several runs; a query of several runs counts in each."""
+        """Add the counts of several runs; a query in several runs counts in each of them."""
         sums = cls()
         for part in parts:
             for name in (f.name for f in fields(cls) if f.name not in ("dtype", "runtime", "cut")):
@@ -119,26 +119,26 @@ class Coverage:
 
     @property
     def share_read(self) -> float:
-        """Tokens read / tokens of all texts, each for each of its queries; 1.0 where there are no tokens."""
+        """Share of tokens read over all query-text pairs; 1.0 if there are no tokens."""
         return self.tokens_read / self.tokens if self.tokens else 1.0
 
     @property
     def windows_per_document(self) -> float:
-        """Mean number of windows of a text; 0.0 without texts."""
+        """Mean number of windows per text; 0.0 without texts."""
         return self.windows / self.documents if self.documents else 0.0
 
     @property
     def padding(self) -> float:
-        """Share of padding in the computed tokens; 0.0 without any."""
+        """Share of padding among `tokens_computed`; 0.0 if there are none."""
         return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
     @property
     def lost(self) -> dict[str, int]:
-        """`cut` without `max_windows` and `preselect`, which leave text out on purpose."""
+        """`cut` without `max_windows` and `preselect`, which leave out text on purpose."""
         return {argument: tokens for argument, tokens in self.cut.items() if not argument.startswith(CHOICES)}
 
     def add(self, rows: Iterable[Reading]) -> None:
-        """Add up the rows of distinct pairs, all at once: a query counts as far as it was read with every text."""
+        """Add the rows of distinct pairs, all at once; for each query, the shortest reading counts."""
         queries: dict[str, Reading] = {}
         for row in rows:
             self.documents += 1
@@ -157,12 +157,12 @@ class Coverage:
             self.add_cut(row.query_cut_by, row.query_tokens - row.query_tokens_read)
 
     def add_cut(self, argument: str, tokens: int) -> None:
-        """Count tokens that an argument cut, named with its value."""
+        """Count tokens truncated by an argument, named with its value."""
         if tokens:
             self.cut[argument] = self.cut.get(argument, 0) + tokens
 
     def add_rows(self, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
-        """Count the rows of a frame, those without text, and those without a query."""
+        """Count the rows of a frame, rows without text and rows without a query."""
         no_query = np.array(list(map(is_blank, strings(frame["query"], "query"))), dtype=bool)
         self.rows += len(frame)
         self.rows_without_text += sum(map(int, no_text))
@@ -170,7 +170,7 @@ class Coverage:
         self.queries_empty += frame["qid"][no_query].nunique()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all counts, precision and runtime, and the three ratios, by name: one row of a table."""
+        """Return all counts, precision, runtime and the three ratios by name, as a row of a table."""
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
@@ -207,10 +207,11 @@ class Explanation:
 
     Attributes:
         spans: characters `(start, end)` of each window in the text, or of each block in the windows of `KeyBlocks`.
-        scores: score that the document would have if it were that window, or the window of that block, alone.
-        weights: attention of the document's score over that window; None for a head without attention.
-        term_scores: each query token and its part in the score; None for a head that cannot tell.
-        extra: what some encoders alone explain, by column.
+        scores: for each window (or the window of each block), the score that a document with only this window would
+            have.
+        weights: the attention weight of each window; None for a head without attention.
+        term_scores: each query token and its contribution to the score; None if the head does not provide it.
+        extra: explanations of specific encoders, by column.
     """
 
     spans: list[tuple[int, int]]
@@ -221,12 +222,12 @@ class Explanation:
 
     @property
     def best(self) -> int:
-        """Index of the window with the highest score, the first of several."""
+        """Index of the first window with the highest score."""
         return int(np.argmax(self.scores))
 
 
 def columns_of(explanations: Sequence[Explanation], extra: Sequence[str] = ()) -> dict[str, list[Any] | np.ndarray]:
-    """Return explanations as columns of a frame, those of an encoder's own (`extra`) included."""
+    """Return explanations as columns of a frame, including those of the encoder (`extra`)."""
     best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
     return {
         "window_scores": [explanation.scores for explanation in explanations],
@@ -240,7 +241,7 @@ def columns_of(explanations: Sequence[Explanation], extra: Sequence[str] = ()) -
 
 
 class Scored:
-    """The results of R pairs of query and text: `(R,)` scores and, with `explain`, R explanations."""
+    """The results of R query-text pairs: `(R,)` scores and, with `explain`, R explanations."""
 
     def __init__(self, rows: int, coverage: Coverage) -> None:
         self.scores = np.full(rows, np.nan)
@@ -260,7 +261,7 @@ class Scored:
                     self.explanations[row] = explanations[number]
 
     def checked(self) -> Scored:
-        """Return this; raise FloatingPointError that names the first bad row if a score is not finite."""
+        """Return the object itself; raise FloatingPointError with the first such row if a score is not finite."""
         bad = np.flatnonzero(~np.isfinite(self.scores))
         if len(bad):
             raise FloatingPointError(

@@ -1,4 +1,4 @@
-"""Files: replaced as a whole, read by lines; and libraries that may be missing."""
+"""Read and write files safely, and import optional libraries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-_ROWS_AT_ONCE = 64  # of a Parquet file; documents of a megabyte are published
+_ROWS_AT_ONCE = 64  # of a Parquet file; some published documents have a megabyte
 
 
 @contextmanager
 def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
-    """Yield a temporary file beside `path` that replaces it after success, when it is complete on disk.
+    """Yield a temporary file next to `path` that replaces it on success, once it is completely on disk.
 
-    Its mode is the umask's: safetensors would keep other users from reading it. `only_writer` promises that no other
-    process writes this file; what a kill left is overwritten.
+    Its mode follows the umask, because safetensors would make it unreadable for other users. `only_writer` means that
+    no other process writes this file, so that leftovers of a killed process are overwritten.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
@@ -42,10 +42,10 @@ def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def replacing_files(folder: Path, *, last: str, old: Iterable[str]) -> Iterator[Path]:
-    """Yield an empty folder whose files and folders move into `folder` after success, when all are complete on disk.
+    """Yield an empty folder, whose contents move into `folder` on success, once they are completely on disk.
 
-    The file `last` is removed first and moves last: after a kill in between, the folder lacks it. Files and folders
-    named `old` are removed, others that are not replaced stay.
+    The file `last` is removed first and moved last, so that it is missing after an interruption. Files and folders
+    named `old` are removed; others that are not replaced stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
@@ -66,12 +66,12 @@ def replacing_files(folder: Path, *, last: str, old: Iterable[str]) -> Iterator[
 
 
 def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere folders cannot be opened
+    if os.name == "posix":  # on other systems folders cannot be opened
         _flush(folder, os.O_RDONLY)
 
 
 def _flush(path: Path, mode: int) -> None:
-    """Wait until a file, or a folder's list of files, is on disk and not only in memory."""
+    """Wait until a file or the list of files in a folder is on disk."""
     handle = os.open(path, mode)
     try:
         os.fsync(handle)
@@ -80,17 +80,17 @@ def _flush(path: Path, mode: int) -> None:
 
 
 def full_path(path: Any) -> Any:
-    """Return a string or Path as a full path, which a later chdir does not change; None stays None."""
+    """Return a string or Path as an absolute path, which a later chdir does not affect; None stays None."""
     return None if path is None else type(path)(os.path.abspath(path))
 
 
 def full_name(name: Any) -> Any:
-    """Return the full path of a folder that exists; a name on the hub, or what is no name, as it is."""
+    """Return the absolute path of an existing folder; anything else is returned unchanged."""
     return full_path(name) if isinstance(name, str | Path) and Path(name).is_dir() else name
 
 
 def file_digest(path: Path) -> str:
-    """Return a digest of a file's contents."""
+    """Return a digest of the contents of a file."""
     digest = blake2b(digest_size=16)
     with path.open("rb") as file:
         while piece := file.read(2**22):
@@ -99,9 +99,9 @@ def file_digest(path: Path) -> str:
 
 
 def folder_digest(folder: str | Path) -> str | None:
-    """Return a digest of a folder's files without hidden ones; None if it is no folder.
+    """Return a digest of the files in a folder, except for hidden ones; None if it is not a folder.
 
-    A file is read again only if its size or times have changed.
+    A file is only read again if its size or times have changed.
     """
     if not Path(folder).is_dir():
         return None
@@ -121,9 +121,9 @@ def _remembered_digest(path: Path, *_: int) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a UTF-8 file, compressed (`.gz`) or not, each with its place, for messages.
+    """Yield the lines of a UTF-8 file, compressed (`.gz`) or not, each with its location for messages.
 
-    Blank lines are skipped. Form feeds and U+2028, which JSON strings may hold, end no line.
+    Blank lines are skipped. Form feeds and U+2028, which are allowed in JSON strings, do not end a line.
     """
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as stream:
         for number, line in enumerate(stream, start=1):
@@ -132,9 +132,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_jsonl(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON objects of a file of one object a line, compressed or not, each with its place.
+    """Yield the JSON objects of a file with one object per line, compressed or not, each with its location.
 
-    A ValueError is raised if a field of `strings` is missing or no string, and for lines that are no JSON.
+    Raises ValueError for lines that are not JSON, or if a field in `strings` is missing or not a string.
     """
     for place, line in read_lines(path):
         try:
@@ -145,7 +145,7 @@ def read_jsonl(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, d
 
 
 def read_rows(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield rows as `read_jsonl` does, of Parquet files (`.parquet`) too."""
+    """Yield rows like `read_jsonl`, also of Parquet files (`.parquet`)."""
     if path.suffix != ".parquet":
         yield from read_jsonl(path, strings)
         return
@@ -158,7 +158,7 @@ def read_rows(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, di
 
 
 def checked_row(place: str, row: Any, strings: Iterable[str]) -> dict[str, Any]:
-    """Return the row; raise ValueError, with its place, if it is no dict or one of the fields is no string."""
+    """Return the row; raise ValueError with its location if it is not a dict or a field is not a string."""
     names = [repr(name) for name in strings if not (isinstance(row, dict) and isinstance(row.get(name), str))]
     if names or not isinstance(row, dict):
         rule = f"field {names[0]} must be a string" if names else "there must be fields"
@@ -167,21 +167,24 @@ def checked_row(place: str, row: Any, strings: Iterable[str]) -> dict[str, Any]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a file as a whole, compressed if its name ends in `.gz`; the same lines give the same bytes."""
+    """Write a file, compressed if its name ends in `.gz`; it appears once it is complete.
+
+    The same lines give the same bytes.
+    """
     with replacing(path) as temporary, temporary.open("wb") as raw:
-        # Neither name nor time in the header of compressed files, so that the bytes depend on the lines only.
+        # The header of compressed files has no name and time, so that the bytes only depend on the lines.
         compressed = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.suffix == ".gz" else nullcontext(raw)
         with compressed as stream:
             stream.writelines(f"{line}\n".encode() for line in lines)
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """Write one JSON object a line, as `write_lines` does."""
+    """Write one JSON object per line, like `write_lines`."""
     write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
 def import_extra(name: str, extra: str, complaint: str) -> Any:
-    """Import a module of one of this package's extras; if it is missing, the error says how to install it."""
+    """Import a module that an extra of this package installs; if it is missing, the error says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Frames of rerankers: checks of columns, texts, and new scores, ranks and explanations."""
+"""Frames of rerankers: column checks, texts, scores, ranks and explanations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TextField = str | tuple[str, ...] | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text that is cut into windows, and a text that is read with each of them, such as a title."""
+    """A text to be split into windows, and a text that is repeated in each window, such as a title."""
 
     text: str
     repeated: str = ""
@@ -31,35 +31,35 @@ class Document:
 
 
 Text = str | Document
-"""A text alone, or a document."""
+"""A text or a document."""
 
 
 def as_document(text: Text) -> Document:
-    """Return the document itself, or one of a text alone."""
+    """Convert a text to a document."""
     return text if isinstance(text, Document) else Document(text)
 
 
 def is_blank(text: Text) -> bool:
-    """Return whether a text, its title included, has no visible character."""
+    """Return whether a text and its title have no visible character."""
     document = as_document(text)
     return not (is_visible(document.text) or is_visible(document.repeated))
 
 
 def on_lines(*parts: str) -> str:
-    """Join the parts that are not empty, each on a line of its own."""
+    """Join the non-empty parts, each on a separate line."""
     return "\n".join(filter(None, parts))
 
 
 class TruncationWarning(UserWarning):
-    """Text was not read; `coverage` of the transformer says how much."""
+    """Text was truncated; `coverage` of the transformer shows how much."""
 
 
 class EmptyTextWarning(UserWarning):
-    """Rows have no text, or no query; `coverage` of the transformer says how many."""
+    """Rows have no text or no query; `coverage` of the transformer shows how many."""
 
 
 def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
-    """Return the names of columns in an argument, which has one or several."""
+    """Return the column names in an argument with one or several names."""
     names = [text_field] if isinstance(text_field, str) else text_field
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{argument}={text_field!r} must be the name of a column, or a tuple of names")
@@ -67,39 +67,39 @@ def field_names(text_field: TextField, argument: str = "text_field") -> list[str
 
 
 def window_fields(text_field: TextField, repeat: TextField | None) -> list[str]:
-    """Return the text columns that are cut into windows: all but the repeated ones."""
+    """Return the text columns that are split into windows: all but the repeated ones."""
     fields, repeated = field_names(text_field), [] if repeat is None else field_names(repeat, "repeat")
     others = [name for name in fields if name not in repeated]
     if not others or not set(repeated) <= set(fields):
         raise ValueError(
-            f"repeat={repeat!r} must name some columns of text_field={text_field!r} and leave one or more: give, for "
-            f"instance, text_field=('title', 'text') and repeat='title'"
+            f"repeat={repeat!r} must be some but not all columns of text_field={text_field!r}, e.g. "
+            f"text_field=('title', 'text') and repeat='title'"
         )
     return others
 
 
 def check_windows(results: pd.DataFrame, text_field: TextField, repeat: TextField | None = None) -> None:
-    """Raise a ValueError if the windows in explained results are cut from other columns than one reads them in."""
+    """Raise ValueError if the windows in explained results are from other columns than those of the arguments."""
     own = " ".join(window_fields(text_field, repeat))
     for name in set(results["window_field"].dropna()) - {own} if "window_field" in results else ():
         whose = (
-            f"{name!r}, not of {own!r}: give text_field= for it"
+            f"{name!r}, not of {own!r}: set text_field= accordingly"
             if name
-            else "texts that Evidence or Passages has replaced"
+            else "texts that Evidence or Passages replaced: use the results before it"
         )
         raise ValueError(f"the windows in the results are those of {whose}")
 
 
 def digest_of_text(text: Text) -> str:
-    """Return a fingerprint of the text that is cut into windows; white space at its end changes neither."""
+    """Return a fingerprint of the text that is split into windows, ignoring white space at its end."""
     return blake2b(as_document(text).text.rstrip().encode(), digest_size=8).hexdigest()
 
 
 def with_windows_in(results: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:
-    """Return explained results whose windows are in these texts, one for each row.
+    """Map the windows of explained results to these texts, one per row.
 
-    Windows of a passage are moved to where `passage_span` says that it is in the text. Raise ValueError for windows of
-    another text.
+    Windows of a passage are moved to the place of the passage in the text, given by `passage_span`. Raises ValueError
+    for windows of another text.
     """
     if "window_digest" not in results:
         return results
@@ -117,19 +117,19 @@ def with_windows_in(results: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame
 
 
 def _shift(docno: Any, digest: Any, span: Any, text: str) -> int:
-    """Return the character at which the text that the windows are of begins in a text."""
-    if not isinstance(digest, str) or digest_of_text(text) == digest:  # no string: a row of a union, without windows
+    """Return the character of `text` at which the text of the windows begins."""
+    if not isinstance(digest, str) or digest_of_text(text) == digest:  # not a string: a row of a union without windows
         return 0
     if np.ndim(span) and digest_of_text(text[slice(*span)]) == digest:
         return int(span[0])
     raise ValueError(
-        f"the windows of {docno!r} are those of another text, such as a passage of it: give the text that the reranker "
-        f"has read, or cut passages with ld.Passages(), which says where they are"
+        f"the windows of {docno!r} belong to another text, e.g. a passage of it: use the text of the reranker, or "
+        f"split documents with ld.Passages(), which stores the places of passages"
     )
 
 
 def _moved(parts: Any, shift: int, ends: slice) -> Any:
-    """Return spans, or tuples with a span at `ends`, so many characters further on."""
+    """Shift spans, or tuples with a span at `ends`, by this number of characters."""
     if not shift or not np.ndim(parts):
         return parts
     return [(*part[: ends.start], *(int(end) + shift for end in part[ends]), *part[ends.stop :]) for part in parts]
@@ -138,11 +138,11 @@ def _moved(parts: Any, shift: int, ends: slice) -> Any:
 def validated(
     inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, extra: Sequence[str] = ()
 ) -> list[str]:
-    """Check the columns of a result frame, `extra` ones included, and its qids; return the text columns."""
+    """Check the columns of a result frame (including `extra` ones) and its qids; return the text columns."""
     fields = field_names(text_field)
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
-        raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
+        raise ValueError(f"the column(s) {', '.join(twice)} occur more than once in the input: rename or drop one")
     with pt.validate.any(inp, context=context) as v:
         v.result_frame(["query", *fields, *extra], mode="text")
         if text_loader is not None:
@@ -152,15 +152,15 @@ def validated(
 
 
 def check_qids(results: pd.DataFrame) -> None:
-    """Raise ValueError if rows have no qid: they belong to no ranking."""
+    """Raise ValueError if rows have no qid."""
     docnos = results.loc[results["qid"].isna(), "docno"]
     if len(docnos):
-        rows = f"{len(docnos)} of {len(results)} rows, that of docno {str(docnos.iloc[0])!r} for instance"
+        rows = f"{len(docnos)} of {len(results)} rows, e.g. that of docno {str(docnos.iloc[0])!r}"
         raise ValueError(f"the column 'qid' is empty in {rows}: give each query a qid, or leave these rows out")
 
 
 def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str]:
-    """Return each row's text columns, joined by a space; `text_loader` supplies them where one is absent."""
+    """Return the text columns of each row, joined by a space; `text_loader` loads them if one is missing."""
     frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     if len(fields) == 1:
         return strings(frame[fields[0]], fields[0])
@@ -171,7 +171,7 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
 def documents_of(
     inp: pd.DataFrame, text_field: TextField, repeat: TextField | None, text_loader: Any
 ) -> Sequence[Text]:
-    """Return each row's text as `texts_of`; with repeated columns a document, in which each of them is a line."""
+    """Return the text of each row, like `texts_of`; with repeated columns, a document with each of them as a line."""
     fields = field_names(text_field)
     if repeat is None:
         return texts_of(inp, fields, text_loader)
@@ -182,10 +182,10 @@ def documents_of(
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
-    """Return the rows with text columns from a text loader, or from a dataset or an index that has one.
+    """Add text columns from a text loader, or from a dataset or an index that has one.
 
-    A loader of a dataset or an index gets each docno once, as a string, and nothing else: Terrier's prefers the column
-    `docid`, which may be another index's or have gaps. Any other loader gets all rows and columns.
+    The loader of a dataset or an index gets each docno once, as a string, and no other column: Terrier's would prefer
+    the column `docid`, which can belong to another index or have gaps. Other loaders get all rows and columns.
     """
     loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     rows = inp.reset_index(drop=True)
@@ -198,20 +198,20 @@ def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.Data
 
 
 def _looks_up(loader: Any) -> bool:
-    """Tell whether a loader is Terrier's, ir_datasets' or this package's, which find texts by their docnos alone."""
+    """Return whether a loader only needs docnos: that of Terrier, ir_datasets or this package."""
     package, name = type(loader).__module__.split(".")[0], type(loader).__name__
     return package in ("pyterrier", __name__.split(".")[0]) and name.endswith("TextLoader")
 
 
 def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
-    """Return what a loader makes of rows; ValueError if these are not the same rows, with the fields."""
+    """Apply a loader to rows; ValueError unless it returns the same rows with the fields."""
     try:
         frame: pd.DataFrame = loader(rows)
     except Exception as error:
-        if "ArrayIndexOutOfBoundsException" not in str(error):  # Terrier's for the place of a docno that it lacks
+        if "ArrayIndexOutOfBoundsException" not in str(error):  # Terrier's error for a missing docno
             raise
         problem = f"text_loader {loader!r} has no document {_first_unloadable(loader, rows)!r}"
-        raise ValueError(f"{problem}: take the index of the candidates, or leave the row out") from error
+        raise ValueError(f"{problem}: use the index of the candidates, or leave the row out") from error
     absent = [name for name in fields if name not in frame.columns]
     missing = rows["docno"][~rows["docno"].isin(frame["docno"])].unique().tolist()
     if absent or missing or frame["docno"].tolist() != rows["docno"].tolist():
@@ -226,7 +226,7 @@ def _first_unloadable(loader: Any, rows: pd.DataFrame) -> Any:
         half = rows.iloc[: len(rows) // 2]
         try:
             loader(half)
-        except Exception:  # noqa: BLE001 - Java's
+        except Exception:  # noqa: BLE001 - an error of Java
             rows = half
         else:
             rows = rows.iloc[len(half) :]
@@ -234,33 +234,33 @@ def _first_unloadable(loader: Any, rows: pd.DataFrame) -> Any:
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
-    """Return a column of strings; None and NaN are empty, halves of surrogate pairs become question marks.
+    """Return a column as strings; None and NaN are empty, lone surrogates become question marks.
 
-    Equal values become one string, so that a text of many rows is in memory once.
+    Equal values share one string, so that a text in many rows is in memory once.
     """
     check_text(column, name)
     text_of = {"": ""}
     texts = []
-    # One value at a time: a list of an Arrow column would be a copy of all of its text.
+    # One value at a time, because a list would copy all text of an Arrow column.
     for value, lacks in zip(column, column.isna(), strict=True):
         text = "" if lacks else str(value)
         if text not in text_of:
             try:
                 text_of[text] = text
                 text.isascii() or text.encode()
-            except UnicodeEncodeError:  # tokenizers need valid Unicode, which cut JSON escapes are not
+            except UnicodeEncodeError:  # tokenizers need valid Unicode, unlike truncated JSON escapes
                 text_of[text] = text.encode("utf-8", "replace").decode("utf-8")
         texts.append(text_of[text])
     return texts
 
 
 def check_text(column: pd.Series, name: str) -> None:
-    """Raise ValueError if a column of text holds bytes, lists, numbers or the like; None and NaN may stand in it."""
+    """Raise ValueError if a text column has values other than strings, None and NaN."""
     if pd.api.types.is_string_dtype(column):
         return
     other = next((value for value in column[column.notna()] if not isinstance(value, str)), None)
     if other is not None:
-        cure = "decode it" if isinstance(other, bytes) else "make one string of each value"
+        cure = "decode it" if isinstance(other, bytes) else "convert each value to a string"
         raise ValueError(f"column {name!r} holds {type(other).__name__}, not text: {cure} before reranking")
 
 
@@ -283,9 +283,9 @@ something of their own to explain add theirs."""
 def with_scores(
     inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any] | np.ndarray
 ) -> pd.DataFrame:
-    """Return a new frame with a model's scores, other columns (objects, unless they are arrays) and ranks.
+    """Return a new frame with scores, ranks and other columns (objects unless they are arrays).
 
-    The explanation of an earlier model's scores is left out.
+    Columns that explain the scores of an earlier model are removed.
     """
     out = inp.drop(columns=["score", "rank", *EXPLANATION, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
@@ -295,7 +295,7 @@ def with_scores(
 
 
 def check_columns(frame: pd.DataFrame, columns: Iterable[str], owner: str) -> None:
-    """Raise ValueError with the names of missing columns."""
+    """Raise ValueError if columns are missing."""
     if not isinstance(frame, pd.DataFrame):
         raise ValueError(f"{owner} must be a DataFrame, not {type(frame).__name__}")
     missing = sorted(set(columns) - set(frame.columns))
@@ -304,12 +304,12 @@ def check_columns(frame: pd.DataFrame, columns: Iterable[str], owner: str) -> No
 
 
 def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) -> pd.DataFrame:
-    """Return `qid, docno, label` of the topics' relevant documents, each once, in the order of the qrels."""
+    """Return `qid, docno, label` of the distinct relevant documents of the topics, in the order of the qrels."""
     check_columns(topics, ("qid",), "topics")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     qids = as_strings(topics["qid"])
     if qids.duplicated().any():
-        raise ValueError(f"topics hold the qid {qids[qids.duplicated()].iloc[0]!r} more than once")
+        raise ValueError(f"topics have the qid {qids[qids.duplicated()].iloc[0]!r} more than once: keep one row")
     pairs = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]), docno=as_strings(qrels["docno"]))
     relevant = labels_of(qrels, "qrels") >= min_label
     pairs = pairs[relevant & pairs["qid"].isin(qids)].drop_duplicates(["qid", "docno"])
@@ -319,19 +319,19 @@ def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) ->
 
 
 def as_strings(column: pd.Series) -> pd.Series:
-    """Return the column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
+    """Return a column of qids or docnos as strings, because files and users can have integers."""
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)
 
 
 def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the query and document of each row, as strings."""
+    """Return the qid and docno of each row as strings."""
     return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
 def numeric(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infinite: bool = False) -> np.ndarray:
-    """Return a column as float64, numbers in text form too; refuse all other values.
+    """Return a column of numbers, also as text, as float64; refuse other values.
 
-    The error has the owner of the column, the first bad row, from 0, and a way out (`advice`).
+    The error names the owner of the column, the first bad row (from 0) and the fix (`advice`).
     """
     values = frame[column]
     if not pd.api.types.is_numeric_dtype(values):
@@ -342,14 +342,14 @@ def numeric(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infini
         row = frame.iloc[bad[0]]
         ids = ", ".join(f"{name} {str(row[name])!r}" for name in ("qid", "docno") if name in frame.columns)
         raise ValueError(
-            f"{owner}: the column {column!r} holds {plain(row[column])!r} in row {bad[0]} ({ids}), and in {len(bad)} "
-            f"of {len(frame)} rows no {'' if infinite else 'finite '}number: {advice}"
+            f"{owner}: the column {column!r} holds {plain(row[column])!r} in row {bad[0]} ({ids}); {len(bad)} of "
+            f"{len(frame)} rows have no {'' if infinite else 'finite '}number: {advice}"
         )
     return floats
 
 
 def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
-    """Return the labels as numbers; ValueError if a document has two different ones for a query."""
+    """Return the labels as numbers; ValueError if a document has two different labels for a query."""
     advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
     labels = numeric(qrels, "label", owner, advice)
     pairs = pd.DataFrame({name: as_strings(qrels[name]).to_numpy() for name in ("qid", "docno")})
@@ -360,25 +360,25 @@ def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
         first = judged["label"][(judged["qid"] == qid) & (judged["docno"] == docno)].iloc[0]
         raise ValueError(
             f"{owner}: the document {docno!r} has the labels {first:g} and {label:g} for the query {qid!r}: keep one "
-            f"judgement of each pair"
+            f"label for each pair"
         )
     return labels
 
 
 def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
-    """Return the labels as whole numbers, as measures take them, even if a merge has made them floats."""
+    """Return the labels as whole numbers for measures, even if a merge has converted them to floats."""
     labels = labels_of(qrels, owner)
     fractions = np.flatnonzero(labels % 1 != 0)
     if len(fractions):
         found = f"the column 'label' holds {labels[fractions[0]]:g} in row {fractions[0]}"
-        raise ValueError(f"{owner}: {found}, but measures take whole numbers: round or scale the labels")
+        raise ValueError(f"{owner}: {found}, but measures need whole numbers: round or scale the labels")
     return labels.astype(np.int64)
 
 
 def relevance_of(results: pd.DataFrame, qrels: pd.DataFrame, *, judged_only: bool) -> np.ndarray:
-    """Return `(R,)` 1.0 for rows with a label above 0, and 0.0 for others; NaN where the query has no label at all.
+    """Return `(R,)`: 1.0 for rows with a label above 0, 0.0 for others, and NaN if the query has no label at all.
 
-    Documents without a label are 0.0, as in `fit`; with `judged_only` NaN.
+    Documents without a label are 0.0, as in `fit`, or NaN with `judged_only`.
     """
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     labels = dict(zip(keys_of(qrels), (labels_of(qrels, "qrels") > 0).astype(float), strict=True))
@@ -388,8 +388,8 @@ def relevance_of(results: pd.DataFrame, qrels: pd.DataFrame, *, judged_only: boo
 
 
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
-    """Return the distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
+    """Return the distinct values in order of appearance, and the index of each value among them, `(R,)` int64."""
     objects = np.empty(len(values), dtype=object)
     objects[:] = values
-    number, distinct = pd.factorize(objects)  # its table takes a fifth of the memory of a dict
+    number, distinct = pd.factorize(objects)  # needs a fifth of the memory of a dict
     return distinct.tolist(), number.astype(np.int64, copy=False)

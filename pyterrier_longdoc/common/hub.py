@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub on a machine that may have no network."""
+"""Checkpoints of the Hugging Face hub, also without a network."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from .packaged import ENCODER, packaged_models
 
 WITHOUT_HUB = (
-    f"Without the hub there are the packaged models: CrossEncoder.load(name) restores a trained one "
-    f"({', '.join(packaged_models())}), backbone={ENCODER!r} is an encoder to train."
+    f"Without the hub, use a packaged model: CrossEncoder.load(name) for a trained one "
+    f"({', '.join(packaged_models())}), or backbone={ENCODER!r} for an encoder to train."
 )
-"""A way out, for messages."""
+"""Advice in error messages."""
 
 _KINDS = ("json", "safetensors", "txt", "model", "metadata", "jinja", "py")
-"""Files of a checkpoint; code among them is not run by itself."""
+"""Suffixes of the files of a checkpoint; downloading code does not run it."""
 
 
 def reachable(name: str, *, weights: bool = True) -> str:
-    """Return where to load a checkpoint from: its name if the hub has it, else the folder of its copy in the cache.
+    """Return where to load a checkpoint from: its name if the hub is reachable, else its folder in the cache.
 
-    The hub is asked once: its libraries try a dozen files, six times each, even if the checkpoint is in the cache. A
-    folder is returned as it is. Without `weights` a copy of the tokenizer suffices. An OSError is raised if the hub is
-    out of reach, or gives no answer (5xx, 429), and the cache has no copy.
+    There is a single request, because the libraries of the hub try a dozen files, six times each, even if the
+    checkpoint is in the cache. A folder is returned unchanged. Without `weights`, a copy of the tokenizer is enough.
+    Raises OSError if the hub is not reachable or does not answer (5xx, 429), and the cache has no copy.
     """
     if Path(name).is_dir():
         return name
@@ -35,8 +35,8 @@ def reachable(name: str, *, weights: bool = True) -> str:
     except HFValidationError as error:
         unreachable(name, error)
     except EntryNotFoundError:
-        return name  # loading it raises the same error, in full
-    except Exception as error:  # noqa: BLE001 - of httpx or httpx2, by the version of the hub's client
+        return name  # loading it raises the same error with details
+    except Exception as error:  # noqa: BLE001 - of httpx or httpx2, depending on the version of huggingface_hub
         with suppress(LocalEntryNotFoundError):
             copy = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
             if not weights or any(file.suffix in (".safetensors", ".bin") for file in copy.iterdir()):
@@ -49,9 +49,9 @@ def reachable(name: str, *, weights: bool = True) -> str:
 
 
 def find_file(name: str, path: str) -> Path | None:
-    """Return a file of a checkpoint that `reachable` found; None only if the checkpoint has no such file.
+    """Return a file of a checkpoint found by `reachable`; None only if the checkpoint has no such file.
 
-    ValueError for a path that leads out of the checkpoint: some come from the checkpoint's own files.
+    Raises ValueError for a path outside of the checkpoint, because some paths come from files of the checkpoint.
     """
     check_inside(name, path)
     if Path(name).is_dir():
@@ -59,7 +59,7 @@ def find_file(name: str, path: str) -> Path | None:
         return file if file.is_file() else None
     try:
         return Path(huggingface_hub.hf_hub_download(name, path))
-    except LocalEntryNotFoundError as error:  # raised if the hub could not be asked
+    except LocalEntryNotFoundError as error:  # raised if the hub is not reachable
         cause = error.__cause__ or error
         raise OSError(
             f"cannot check whether {name!r} contains {path} ({type(cause).__name__}: {cause}): connect to the network, "
@@ -70,32 +70,32 @@ def find_file(name: str, path: str) -> Path | None:
 
 
 def check_inside(name: str, path: str) -> None:
-    """Raise ValueError for a path that leads out of a checkpoint."""
-    parts = PureWindowsPath(path)  # of both kinds of paths
+    """Raise ValueError for a path outside of a checkpoint."""
+    parts = PureWindowsPath(path)  # parses Windows and POSIX paths
     if parts.anchor or ".." in parts.parts:
         raise ValueError(f"checkpoint {name!r} names {path!r}, which is outside of the checkpoint")
 
 
 def local_folder(name: str) -> str:
-    """Return the folder of a checkpoint that `reachable` found; the hub's files are downloaded, but no pickles."""
+    """Return the folder of a checkpoint found by `reachable`; files are downloaded from the hub, but no pickles."""
     if Path(name).is_dir():
         return name
     return huggingface_hub.snapshot_download(name, allow_patterns=[f"*.{kind}" for kind in _KINDS])
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raise ValueError for a file that git-LFS has not fetched: a few lines of text in place of weights."""
+    """Raise ValueError for a git-LFS pointer: a few lines of text instead of the weights."""
     with file.open("rb") as stream:
         if stream.read(24) == b"version https://git-lfs.":
             raise ValueError(f"{str(file)!r} is a git-LFS pointer, not the weights: run 'git lfs pull' in its folder")
 
 
 def unreachable(name: str, error: BaseException) -> NoReturn:
-    """Raise OSError for a model that is not here, if the hub cannot be asked because of `error`."""
+    """Raise OSError for a model that is not available locally if `error` prevents access to the hub."""
     if isinstance(error, HFValidationError):
         raise FileNotFoundError(f"there is no folder {name!r}, and no model on the hub has such a name") from None
     raise OSError(
-        f"the model {name!r} is no folder here, not in the cache, and the Hugging Face hub cannot be asked for it "
-        f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
-        f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
-    ) from None  # a notebook would show three screens of the hub's client before the message
+        f"the model {name!r} is neither a folder nor in the cache, and the Hugging Face hub is not reachable "
+        f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine with a "
+        f"network and copy its Hugging Face cache to this one. {WITHOUT_HUB}"
+    ) from None  # otherwise a notebook would show three screens of traceback before the message

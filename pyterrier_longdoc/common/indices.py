@@ -1,4 +1,4 @@
-"""What tells an index from another one: files that are written when it is built, read without Java."""
+"""Identify an index by the files written when it was built, without Java."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def is_java(value: Any) -> bool:
 
 
 def is_terriers(value: Any) -> bool:
-    """Return whether a value is an index of Terrier: a `TerrierIndex`, or an `Index` or `IndexRef` of Java."""
+    """Return whether a value is a Terrier index: a `TerrierIndex`, or a Java `Index` or `IndexRef`."""
     if is_java(value):
         return type(value).__name__.startswith(("org.terrier.structures.Index", "org.terrier.querying.IndexRef"))
     return isinstance(value, pt.terrier.TerrierIndex)
 
 
 def is_from_terrier(text_loader: Any) -> bool:
-    """Return whether texts come from an index of Terrier."""
+    """Return whether texts come from a Terrier index."""
     return is_terriers(text_loader) or isinstance(text_loader, pt.terrier.TerrierTextLoader)
 
 
 def terriers_properties(index: Any) -> dict[str, str] | None:
-    """Return what the file of an index of Terrier says of its making; None for one in memory, or a sum of indices."""
+    """Return the properties of a Terrier index that identify it; None for an index in memory or a sum of indices."""
     if isinstance(index, pt.terrier.TerrierIndex):
         index = index.index_obj() if index.path is pt.Artifact.NO_PATH else index.path
     path = Path(index.toString().removeprefix("concurrent:") if is_java(index) else index)
@@ -41,6 +41,6 @@ def terriers_properties(index: Any) -> dict[str, str] | None:
 
 
 def time_of_building(index: pt.Artifact) -> dict[str, int]:
-    """Return when an artifact was built, in nanoseconds; nothing if it has no file of PyTerrier's that could say so."""
+    """Return when an artifact was built, in nanoseconds; empty without PyTerrier's metadata file."""
     file = Path(str(index.path)) / "pt_meta.json"
     return {"built": file.stat().st_mtime_ns} if file.is_file() else {}

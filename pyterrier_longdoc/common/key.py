@@ -1,9 +1,10 @@
-"""Decide what may be reused: two pipelines with the same key give the same results for the same input.
+"""Keys decide what can be reused: two pipelines with the same key give the same results for the same input.
 
-A key is a hash of class, arguments and weights. A transformer with `describe()` is keyed by what that returns; this
-package's return weights and settings. Other transformers are keyed by class, version of their package and arguments,
-indices by what their files say, frames by their contents. User code (lambdas, functions inside functions, and all that
-is defined in a script or notebook) has no key, because it may change unnoticed: its results are always computed again.
+A key is a hash of class, arguments and weights. For a transformer with `describe()`, it is a hash of the returned
+value, which has weights and settings in this package. The keys of other transformers depend on class, version of their
+package and arguments, those of indices on their files, and those of frames on their contents. User code (lambdas,
+functions inside functions, and everything defined in a script or notebook) has no key, because it may change unnoticed:
+its results are always computed again.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ _NOT_FOUND = pt.inspect.TransformerAttribute.MISSING
 
 
 class UserCodeError(ValueError):
-    """Something has no key, because it may change unnoticed."""
+    """A value has no key, because it may change unnoticed."""
 
 
 def key(value: Any, *, without: Collection[str] = (), user_code: list[str] | None = None) -> str:
-    """Return a hash of all that the results of a pipeline, or of a part of one, depend on besides its input.
+    """Return a hash of everything except the input that the results of a pipeline, or a part of one, depend on.
 
     Args:
         value: the pipeline or part, or a list or dict of these.
-        without: names of arguments and parts of descriptions that do not count.
-        user_code: a list that receives the names of user code, which then counts by its name alone.
+        without: names of arguments and parts of descriptions to ignore.
+        user_code: a list to which the names of user code are added; user code is then identified by its name.
 
     Raises:
-        UserCodeError: for user code, and for what cannot be recognised, such as an index in memory.
-        ValueError: of `describe()`, if a transformer cannot be described.
+        UserCodeError: for user code and for objects that cannot be identified, such as an index in memory.
+        ValueError: from `describe()`, if a transformer cannot be described.
     """
     return digest(description(value, without=without, user_code=user_code))
 
 
 def description(value: Any, *, without: Collection[str] = (), user_code: list[str] | None = None) -> Any:
-    """Return what `key` hashes, for JSON."""
+    """Return the JSON description that `key` hashes."""
     return json.loads(json.dumps(_Describer(without, user_code).describe(value)))
 
 
@@ -62,7 +63,7 @@ def digest(described_value: Any) -> str:
 
 @cache
 def version_of(module: str) -> str | None:
-    """Return the version of the installed package of a module; "" for Python and this package, None for user code."""
+    """Return the package version of a module; "" for Python and this package, None for user code."""
     top = module.partition(".")[0]
     if top == "pyterrier_longdoc" or top in sys.stdlib_module_names:
         return ""
@@ -109,7 +110,7 @@ class _Describer:
             return self._stage(value)
         if is_dataclass(value):
             return self.describe({"class": type(value), **{f.name: getattr(value, f.name) for f in fields(value)}})
-        function = getattr(value, "fn", value)  # PyTerrier hands it to Java so
+        function = getattr(value, "fn", value)  # how PyTerrier passes functions to Java
         if isinstance(function, partial):
             return self.describe([function.func, function.args, function.keywords])
         if callable(function) and hasattr(function, "__qualname__"):
@@ -120,11 +121,11 @@ class _Describer:
 
     def _by_method(self, value: Any) -> Any:
         found = value.describe()
-        if not isinstance(found, Mapping):  # another package means something else by it
+        if not isinstance(found, Mapping):  # a method of another package with this name
             return self._stage(value)
         self._check(value)
         settings = {"transformer": type(value), **found}
-        if isinstance(value, pt.Transformer):  # the text loader is no setting, but its text decides the scores
+        if isinstance(value, pt.Transformer):  # not a setting, but scores depend on its texts
             settings["text_loader"] = getattr(value, "text_loader", None)
         return self.describe(settings)
 
@@ -144,7 +145,7 @@ class _Describer:
         return self.describe(settings)
 
     def _check(self, value: Any) -> None:
-        """Look for user code in an object that describes itself, and in its parts."""
+        """Search an object with `describe()` and its parts for user code."""
         if isinstance(value, list | tuple):
             for item in value:
                 self._check(item)
@@ -158,7 +159,7 @@ class _Describer:
                 self._check(part)
 
     def _code(self, code: type | Callable[..., Any]) -> str:
-        """Return name and version of a class or function."""
+        """Return the name and version of a class or function."""
         module = getattr(code, "__module__", None) or type(code).__module__
         version = version_of(module)
         if version is None or (version and "<" in code.__qualname__):
@@ -173,7 +174,7 @@ class _Describer:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the parts that may be user code: `code_parts`, or the fields that decide scores."""
+    """Return the parts that can be user code: `code_parts`, or the fields that affect scores."""
     if hasattr(value, "code_parts"):
         return list(value.code_parts())
     roles = {f.name: f.metadata.get("role") for f in fields(value)} if is_dataclass(value) else {}
@@ -181,9 +182,9 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _attributes_of_terriers(stage: pt.Transformer) -> dict[str, Any]:
-    """Return all attributes of a transformer of Terrier's: constructors pass some of their arguments on unseen."""
+    """Return all attributes of a Terrier transformer, because some arguments of constructors are not inspectable."""
     values = {name.lstrip("_"): value for name, value in vars(stage).items()}
-    if isinstance(stage, pt.terrier.TextScorer):  # when it scores, it adds two controls that the rest implies
+    if isinstance(stage, pt.terrier.TextScorer):  # adds two redundant controls when it scores
         implied = {"termpipelines", "decorate_batch"}
         controls = {k: v for k, v in stage.kwargs.get("controls", {}).items() if k not in implied}
         values["kwargs"] = {**stage.kwargs, "controls": controls}

@@ -1,4 +1,4 @@
-"""Words, sentences and tokens: where they are in a text, how many it has, and which texts count as equal."""
+"""Words, sentences and tokens: positions in a text, counts, and normalization."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟
 _SPACE = re.compile(r"\s+")
 
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
-"""A word or a punctuation mark, as BERT's basic tokenizer splits them."""
+"""A word or a punctuation mark, as in BERT's basic tokenizer."""
 
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-"""Scripts without spaces, as a range of a regular expression: each of their characters counts as a word."""
+"""Scripts without spaces, as a character range; each of their characters counts as a word."""
 
 SPACED_WORD = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
-"""A word between white space, punctuation included."""
+"""A word between white space, including punctuation."""
 
-_VOWELS = "\u0900-\u0963\u0966-\u0dff"  # Indic signs, which \w leaves out
+_VOWELS = "\u0900-\u0963\u0966-\u0dff"  # Indic signs, which \w does not include
 _ASCII_TERM = re.compile(r"\w+", re.ASCII)
 _TERM = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:[{_VOWELS}]+[^\W{UNSPACED}]*)*")
 
 Counter = Callable[[Sequence[str]], list[int]]
-"""The number of tokens of each text."""
+"""Returns the number of tokens of each text."""
 
 
 def sentence_starts(text: str) -> list[int]:
@@ -46,7 +46,7 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def word_starts(text: str) -> list[int]:
-    """Return the characters at which the second and later words of a text begin; white space parts words.
+    """Return the characters at which the second and later words of a text begin; words are separated by white space.
 
     Example:
         >>> word_starts("One, two  three")
@@ -56,7 +56,7 @@ def word_starts(text: str) -> list[int]:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, without white space around them.
+    """Return the sentences of a text without surrounding white space.
 
     Example:
         >>> sentences("One. Two! Three")
@@ -68,9 +68,9 @@ def sentences(text: str) -> list[str]:
 
 
 def count_tokens(text: str) -> int:
-    """Count the words and punctuation marks of a text as BERT's basic tokenizer splits them.
+    """Count the words and punctuation marks of a text, as in BERT's basic tokenizer.
 
-    It needs no vocabulary, and every BERT has at least as many word pieces.
+    This needs no vocabulary; the number of word pieces is at least as large.
 
     Example:
         >>> count_tokens("Return a_b.")
@@ -90,7 +90,7 @@ def counted(number: int, singular: str, plural: str) -> str:
 
 
 class _Letters(dict[int, str]):
-    """What `normalized` makes of each character that it has met."""
+    """The result of `normalized` for each character seen so far."""
 
     def __missing__(self, code: int) -> str:
         parts = unicodedata.normalize("NFKD", chr(code))
@@ -103,7 +103,7 @@ def _is_dropped(character: str) -> bool:
 
 
 def is_visible(text: str) -> bool:
-    """Return whether a text has more than white space and characters that an uncased BERT drops.
+    """Return whether a text has characters other than white space and those dropped by an uncased BERT.
 
     Example:
         >>> is_visible("\u200b \ufeff"), is_visible("?")
@@ -116,10 +116,10 @@ _LETTERS = _Letters()
 
 
 def normalized(text: str) -> str:
-    """Return a text without differences that an uncased BERT does not read, and in plain letters.
+    """Normalize a text as the tokenizer of an uncased BERT does, and convert it to plain letters.
 
-    Its tokenizer drops letter case, accents and vowel signs (Mn), and control, format and private-use characters.
-    Ligatures and full-width letters, which other tokenizers read as plain ones, become plain ones too.
+    Letter case, accents and vowel signs (Mn), and control, format and private-use characters are removed. Ligatures and
+    full-width letters become plain letters, as in other tokenizers.
 
     Example:
         >>> normalized("CAFE\u0301, co\u00adope\ufb01sh")
@@ -129,7 +129,7 @@ def normalized(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text, `normalized`: runs of letters and digits, or characters of scripts without spaces.
+    """Return the `normalized` words of a text: runs of letters and digits, or characters of scripts without spaces.
 
     Example:
         >>> words("The cat's 2nd café; 猫犬")
@@ -140,7 +140,7 @@ def words(text: str) -> list[str]:
 
 
 def word_spans(text: str) -> tuple[list[str], np.ndarray]:
-    """Return the words of a text, and the `(N, 2)` characters at which each begins and ends.
+    """Return the words of a text and their `(N, 2)` character spans.
 
     Example:
         >>> word_spans("cafe\u0301 au")[1].tolist()
@@ -153,7 +153,7 @@ def word_spans(text: str) -> tuple[list[str], np.ndarray]:
     if any(length != 1 for length in lengths.values()):
         ends = np.cumsum([lengths[character] for character in text])
         starts, after = np.searchsorted(ends, spans, side="right").T
-        # Of a character that stands for several, such as 1/2, a word may be the first alone.
+        # If a character is normalized to several, such as 1/2, a word can be only the first of them.
         spans = np.stack([starts, np.maximum(after, np.searchsorted(ends, spans[:, 1]) + 1)], axis=1)
     return [match.group() for match in matches], spans
 
@@ -163,7 +163,7 @@ def _pattern(plain: str) -> re.Pattern[str]:
 
 
 def digest(text: str) -> int:
-    """Return a fingerprint that white space and what `normalized` drops do not change."""
+    """Return a fingerprint of a text that ignores white space and differences removed by `normalized`."""
     content = " ".join(normalized(text).split()).encode("utf-8", "replace")
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
@@ -174,11 +174,11 @@ _CURE = 'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:
-    """Load the tokenizer of a folder or of the hub; see `check_tokenizer`."""
+    """Load the tokenizer of a folder or of the hub, and check it with `check_tokenizer`."""
     from transformers import AutoTokenizer
 
     try:
-        # By its full path, as it is found again by this name: in explanations, for instance.
+        # By its absolute path, because explanations, for example, refer to it by this name.
         tokenizer = AutoTokenizer.from_pretrained(full_name(name), **options)
     except Exception as error:  # tokenizers raises nothing more specific for damaged files
         hint = (
@@ -192,16 +192,16 @@ def load_tokenizer(name: str, **options: Any) -> Any:
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raise ValueError for a tokenizer without words, or one that does not split texts as its tokenizer.json does.
+    """Raise ValueError for a tokenizer without words, or one that does not split texts like its tokenizer.json.
 
-    Transformers makes a tokenizer of the class that tokenizer_config.json names, or that belongs to the architecture,
-    and takes only the vocabulary from tokenizer.json.
+    Transformers uses the tokenizer class in tokenizer_config.json or that of the architecture, and only reads the
+    vocabulary from tokenizer.json.
     """
     from tokenizers import Tokenizer
 
     from .hub import find_file
 
-    # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
+    # Without files, transformers creates a tokenizer that only has special tokens and maps all words to [UNK].
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(
             f"the tokenizer of {name!r} has no words: its files (tokenizer.json, for instance) are missing"
@@ -215,14 +215,14 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
 
 
 def _splits_alike(loaded: Any, stored: Any) -> bool:
-    """Tell whether two tokenizers give a sentence the same tokens, whatever the settings in tokenizer_config.json."""
+    """Return whether two tokenizers give the same tokens, ignoring settings in tokenizer_config.json."""
     if type(stored.normalizer) is type(loaded.normalizer):
         stored.normalizer = loaded.normalizer  # `do_lower_case` is a setting of it
     return _probe_ids(loaded) == _probe_ids(stored)
 
 
 def _probe_ids(tokenizer: Any) -> list[int] | None:
-    """Return the tokens of a sentence after its first word, which `add_prefix_space` changes; None if it has none."""
+    """Return the tokens of a sentence without its first word, which `add_prefix_space` changes; None if it fails."""
     tokenizer.no_truncation()
     try:
         encoded = tokenizer.encode(_PROBE, add_special_tokens=False)
@@ -233,7 +233,7 @@ def _probe_ids(tokenizer: Any) -> list[int] | None:
 
 @lru_cache(maxsize=4)
 def named_tokenizer(name: str | Path) -> Any:
-    """Load a tokenizer of the Hugging Face hub, a folder, or the packaged encoder; the last few are remembered."""
+    """Load a tokenizer of the Hugging Face hub, a folder, or the packaged encoder (cached)."""
     from .hub import reachable
 
     try:
@@ -243,12 +243,13 @@ def named_tokenizer(name: str | Path) -> Any:
 
 
 def token_counter(tokenizer: Any = None) -> Counter:
-    """Return a counter of tokens; special tokens are not counted, nothing is truncated.
+    """Return a function that counts tokens, without special tokens and without truncation.
 
     Args:
-        tokenizer: None counts words and punctuation marks (`count_tokens`); else a Hugging Face tokenizer, or its name
-            (a folder, a model on the hub, `"longdoc:minilm-l6"`); or a function that gives the number of tokens of one
-            text, e.g. of another library: `lambda text: len(encoding.encode_ordinary(text))`.
+        tokenizer: a Hugging Face tokenizer or its name (a folder, a model on the hub, `"longdoc:minilm-l6"`); or a
+            function that returns the number of tokens of a text, e.g. for another library:
+            `lambda text: len(encoding.encode_ordinary(text))`. None counts words and punctuation marks
+            (`count_tokens`).
 
     Example:
         >>> token_counter(lambda text: len(text.split()))(["two words", ""])
@@ -258,7 +259,7 @@ def token_counter(tokenizer: Any = None) -> Counter:
         tokenizer = count_tokens
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(full_name(tokenizer))
-    is_function = not hasattr(tokenizer, "num_special_tokens_to_add")  # which Hugging Face's have, and `Words`
+    is_function = not hasattr(tokenizer, "num_special_tokens_to_add")  # a method of Hugging Face tokenizers and `Words`
     return partial(_function if is_function else _hugging_face, tokenizer)
 
 

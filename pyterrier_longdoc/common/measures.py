@@ -1,4 +1,4 @@
-"""Measures by their names: those of ir_measures (nDCG@10) and, as in `pt.Experiment`, of trec_eval (ndcg_cut_10)."""
+"""Find measures by names of ir_measures (nDCG@10) and, as in `pt.Experiment`, of trec_eval (ndcg_cut_10)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ir_measures
 
 
 def measures_named(name: Any) -> list[Any]:
-    """Return the measure of that name, or several where trec_eval has a name for them, such as `"P"`."""
+    """Return the measure with this name, or several for names of trec_eval such as `"P"`."""
     for parse in (ir_measures.parse_trec_measure, lambda name: [ir_measures.parse_measure(name)]):
         try:
             return parse(name)
@@ -18,7 +18,7 @@ def measures_named(name: Any) -> list[Any]:
 
 
 def measure_named(name: Any) -> Any:
-    """Return the one measure of that name."""
+    """Return the measure with this name; ValueError if the name stands for several."""
     measures = measures_named(name)
     if len(measures) > 1:
         raise ValueError(f"{name!r} stands for {len(measures)} measures: name one, such as {str(measures[0])!r}")

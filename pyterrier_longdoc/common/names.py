@@ -1,4 +1,4 @@
-"""Refuses names that do not exist, and suggests the nearest ones that do."""
+"""Refuse unknown names and suggest similar ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ELSEWHERE = {"max_length": "window_size", "model_name": "backbone", "model_name
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return a question about the nearest of some names, for the end of a message; "" if none is near.
+    """Return a suggestion of the most similar name for the end of a message; "" if none is similar.
 
     Example:
         >>> did_you_mean("batchsize", ["batch_size", "device"]), did_you_mean("colour", ["batch_size", "device"])
@@ -23,10 +23,10 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 class ChecksNames:
-    """A dataclass that refuses arguments which it does not have, and attributes which look like a misspelt argument."""
+    """A dataclass that refuses unknown arguments and attributes that look like misspelt arguments."""
 
     def __new__(cls, *_: Any, **arguments: Any) -> Any:
-        """Make an object, unless its class, if it has an `__init__` of a dataclass, lacks an argument."""
+        """Create an object; raise TypeError if a dataclass lacks one of the arguments."""
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         if "__dataclass_fields__" in vars(owner):
             names = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ class ChecksNames:
     def __setattr__(self, name: str, value: Any) -> None:
         arguments = getattr(type(self), "__dataclass_fields__", {})
         if not (name.startswith("_") or name in self.__dict__ or name in arguments or hasattr(type(self), name)):
-            # Subclasses may have attributes of their own: only what is almost an argument's name is refused.
+            # Subclasses can have other attributes: only names that are very similar to an argument are refused.
             meant = did_you_mean(name, arguments, cutoff=0.8)
             if meant:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")

@@ -1,4 +1,4 @@
-"""Models that come with this package, `"longdoc:..."`."""
+"""The models in this package, `"longdoc:..."`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MODELS = Path(__file__).parents[1] / "models"
 
 
 def packaged_models() -> list[str]:
-    """Return the names of the models that `load` finds in this package, `"longdoc:maxp"` and so on."""
+    """Return the names of the models in this package for `load`, e.g. `"longdoc:maxp"`."""
     return sorted(f"{PREFIX}{path.parent.name}" for path in _MODELS.glob("*/config.json"))
 
 
 def model_folder(name: str | Path) -> Path:
-    """Return the folder of a packaged model; any other name is taken as a path."""
+    """Return the folder of a packaged model; other names are paths."""
     if not str(name).startswith(PREFIX):
         return Path(name)
     if str(name) not in packaged_models():
@@ -28,7 +28,7 @@ def model_folder(name: str | Path) -> Path:
 
 
 def encoder_folder(name: str) -> str:
-    """Return the folder of the packaged encoder; any other name as it is."""
+    """Return the folder of the packaged encoder; other names are returned unchanged."""
     if not name.startswith(PREFIX):
         return name
     if name != ENCODER:

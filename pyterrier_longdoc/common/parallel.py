@@ -1,4 +1,4 @@
-"""Work that waits for servers, done by several threads."""
+"""Run tasks that wait for servers in several threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 RunAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Does tasks that do not depend on each other, and returns their results in their order."""
+"""Runs independent tasks and returns their results in order."""
 
 
 def in_parallel(
@@ -25,11 +25,11 @@ def in_parallel(
     on_done: Callable[[Item, Result], Any] = lambda item, result: None,
     stop: Event | None = None,
 ) -> list[Result]:
-    """Return `work(item, run_all)` for each item; `run_all` does tasks in `concurrency` threads.
+    """Return `work(item, run_all)` for each item; `run_all` runs tasks in `concurrency` threads.
 
-    As many items are in work at a time. `on_task` is called after each task and `on_done` after each item, by one
-    thread at a time. After the first error, which is raised, and after Ctrl-C no task starts; tasks under way are
-    waited for, as their replies are paid for. `stop`, which may end their pauses, is then set.
+    As many items are processed at the same time. `on_task` is called after each task and `on_done` after each item, by
+    one thread at a time. After an error or Ctrl-C, no further task starts and `stop` is set, which can end the pauses
+    of tasks; running tasks are finished, because their replies are paid for. Then the first error is raised.
     """
     take_back_signals()
     errors: list[BaseException] = []
@@ -41,7 +41,7 @@ def in_parallel(
         try:
             return call()
         except BaseException as error:
-            errors.append(error)  # first, as others may fail because of `stop`
+            errors.append(error)  # before `stop`, because it can cause other errors
             stop.set()
             raise
 
@@ -64,8 +64,8 @@ def in_parallel(
 
         try:
             return list(of_items.map(run, items))
-        except BaseException as error:  # noqa: BLE001 - Ctrl-C too
+        except BaseException as error:  # noqa: BLE001 - including Ctrl-C
             errors.append(error)
             stop.set()
-    # Outside "except": inside it this error would carry another one, which may hold a request and its key.
+    # Not inside "except", where the error would contain another one, possibly with a request and its key.
     raise errors[0]

@@ -1,4 +1,4 @@
-"""Colours, axes and labels that all plots of the package share, with matplotlib."""
+"""Colours, axes and labels for plots with matplotlib."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from .files import import_extra
 from .presentation import percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
-"""Okabe & Ito's colours for colour-blind people, those that can be seen on white and on black."""
+"""The colour-blind friendly colours of Okabe & Ito that are visible on white and on black."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 LABEL_OFFSETS = (4, -13, 16, -25, 28, -37, 40)
-"""Heights of a name above its point, in points, in the order of the search."""
+"""Vertical offsets of labels to try, in points."""
 
 
 def new_axes(systems: int = 0) -> Any:
-    """Make axes of a new figure of pyplot, higher by a line of the legend for each system.
+    """Create the axes of a new pyplot figure, with additional height for one legend line per system.
 
-    A notebook shows the figure at the end of the cell; without a display pyplot draws into memory.
+    A notebook shows the figure at the end of the cell; without a display, pyplot draws into memory.
     """
     pyplot = import_extra("matplotlib.pyplot", "analysis", "matplotlib is missing")
     return pyplot.subplots(figsize=(6, 4 + 0.2 * systems), layout="constrained")[1]
 
 
 def line_style(system: int) -> dict[str, str]:
-    """Return colour and marker of a system by its number: 42 of them differ, without colours seven."""
+    """Return the colour and marker of a system by index; 42 combinations are distinct, 7 without colours."""
     return {"color": COLOURS[system % len(COLOURS)], "marker": MARKERS[system % len(MARKERS)]}
 
 
 def offsets(places: Any, systems: int) -> np.ndarray:
-    """Return how far to the side each system is drawn, `(systems,)`, so that equal values do not hide each other."""
+    """Return the horizontal offset of each system, `(systems,)`, so that equal values do not hide each other."""
     distinct = np.unique(places)
     distance = np.ptp(distinct) / (len(distinct) - 1) if len(distinct) > 1 else 1.0
     return distance * min(0.08, 0.6 / systems) * (np.arange(systems) - (systems - 1) / 2)
@@ -44,9 +44,9 @@ def offsets(places: Any, systems: int) -> np.ndarray:
 def draw_means(
     ax: Any, at: np.ndarray, means: pd.Series, intervals: pd.DataFrame, *, full: Sequence[bool], label: str, system: int
 ) -> None:
-    """Draw the means of a system at horizontal places, with their intervals (`low` and `high`) and some markers full.
+    """Draw the means of a system at horizontal places, with intervals (`low` and `high`); `full` markers are filled.
 
-    The number of the system decides about colour and marker.
+    The index of the system determines colour and marker.
     """
     middle = means.to_numpy()
     # A percentile interval need not contain the mean.
@@ -57,19 +57,19 @@ def draw_means(
 
 
 def label_mean(measure: str, confidence: float) -> str:
-    """Return the label of means with their intervals."""
+    """Return the axis label of means with intervals."""
     return f"{measure}: mean and {percent(confidence, 0)} interval"
 
 
 def marker_legend(meaning: str | None) -> Any:
-    """Return the legend's entry for full markers, or for empty ones if nothing was tested (None)."""
+    """Return the legend entry for filled markers, or for empty ones if nothing was tested (None)."""
     lines = import_extra("matplotlib.lines", "analysis", "matplotlib is missing")
-    face, label = ("0.4", f"full marker: {meaning}") if meaning else ("none", "empty markers: nothing to test against")
+    face, label = ("0.4", f"filled marker: {meaning}") if meaning else ("none", "empty markers: not tested")
     return lines.Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face, label=label)
 
 
 def finish(ax: Any, *entries: Any) -> Any:
-    """Return the axes with a legend above them, with these entries too: within, it would hide bars."""
+    """Add a legend, with these additional entries, above the axes, where it does not hide bars; return the axes."""
     handles = [*ax.get_legend_handles_labels()[0], *entries]
     ax.legend(handles=handles, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     ax.spines[["top", "right"]].set_visible(False)
@@ -77,7 +77,7 @@ def finish(ax: Any, *entries: Any) -> Any:
 
 
 def label_points(ax: Any, points: pd.DataFrame) -> None:
-    """Write names beside their points (name, horizontal, vertical place), with a line to those farther away."""
+    """Label points (name, horizontal, vertical place), with a line to labels that are farther away."""
     ax.margins(0.1, 0.2)
     ax.figure.draw_without_rendering()  # sets limits and layout
     radius, middle = 4 * ax.figure.dpi / 72, ax.bbox.x0 + ax.bbox.width / 2
@@ -97,6 +97,6 @@ def label_points(ax: Any, points: pd.DataFrame) -> None:
 
 
 def _text_extent(label: Any) -> Any:
-    """Return where the text of an annotation stands, without the line to its point."""
+    """Return the extent of the text of an annotation, without the line to its point."""
     label.get_window_extent()  # moves it to its place
     return import_extra("matplotlib.text", "analysis", "matplotlib is missing").Text.get_window_extent(label)

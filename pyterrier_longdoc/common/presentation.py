@@ -1,4 +1,4 @@
-"""The look of transformers in a notebook and in PyTerrier's drawings."""
+"""The presentation of transformers in notebooks and schematics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .citations import Cited
 from .names import ChecksNames
 
 HIDDEN = ("verbose", "text_loader")
-"""Arguments that a reranker does not show: they say nothing about its scores."""
+"""Arguments that are hidden in the repr of a reranker, because they do not affect its scores."""
 
 
 def described(value: Any) -> str:
@@ -26,7 +26,7 @@ def described(value: Any) -> str:
 
 
 def readable(number: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, or all before the point, and without an exponent.
+    """Format a number with at least `digits` significant digits and without an exponent.
 
     Example:
         >>> readable(4.695e-05), readable(12345.6)
@@ -38,7 +38,7 @@ def readable(number: float, digits: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Return a share of 0 to 1 in percent: only all of it is 100%, and only nothing is 0%.
+    """Format a share from 0 to 1 in percent; only 1 becomes 100% and only 0 becomes 0%.
 
     Example:
         >>> [percent(share) for share in (1, 0.9996, 0.125, 0.0004, 0)]
@@ -51,7 +51,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def changes(value: Any, base: Any = None, *, hidden: Collection[str] = ()) -> list[str]:
-    """Return `name=value` of a dataclass's fields that differ from those of `base`, by default from their defaults."""
+    """Return `name=value` for dataclass fields that differ from those of `base` (default: from their defaults)."""
     found = []
     for f in (f for f in fields(value) if f.name not in hidden):
         default: Any = f.default if f.default_factory is MISSING else f.default_factory()
@@ -68,7 +68,7 @@ def _in_short(value: Any) -> str:
 
 
 class ReprMixin(ChecksNames):
-    """Base of dataclasses: the repr has the fields that differ from their defaults."""
+    """Base class of dataclasses with a repr of the fields that differ from their defaults."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"
@@ -79,14 +79,14 @@ _ENTRY = re.compile(r"^    (\w+(?:, \w+)*)(?: \([^)]*\))?:.*\n(?:(?:     .*)?\n)
 
 
 def composed(*docstrings: str | None) -> str:
-    """Return the docstring of a class, completed by the arguments and attributes in those of its bases."""
+    """Return the docstring of a class, with arguments and attributes added from the docstrings of its bases."""
     docs = [cleandoc(docstring or "") + "\n" for docstring in docstrings]
     sections = [dict(_SECTION.findall(doc)) for doc in docs]
     parts = [next((text for doc in docs if (text := _SECTION.sub("", doc).strip())), "")]
     merged = ("Args", "Attributes")
     for title in merged:
         entries = [entry for section in sections for entry in _ENTRY.finditer(section.get(title, ""))]
-        found = {entry[1]: entry[0].rstrip() for entry in reversed(entries)}  # what stands nearest to the class counts
+        found = {entry[1]: entry[0].rstrip() for entry in reversed(entries)}  # the class overrides its bases
         names = dict.fromkeys(entry[1] for entry in entries)
         parts += ["\n".join([f"{title}:", *(found[name] for name in names)])] if names else []
     parts += [f"{title}:\n{text.rstrip()}" for title, text in sections[0].items() if title not in merged]
@@ -94,21 +94,21 @@ def composed(*docstrings: str | None) -> str:
 
 
 class NotebookMixin(ReprMixin, Cited):
-    """Base of transformers: repr, hash, drawing and citation."""
+    """Base class of transformers with repr, hash, schematic and citation."""
 
     def __hash__(self) -> int:
-        # PyTerrier's hash is that of the repr, which `fit` changes: dictionaries would lose their keys.
+        # PyTerrier hashes the repr, which `fit` changes, so that dictionaries would lose their keys.
         return object.__hash__(self)
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """Return how PyTerrier draws this transformer."""
-        return {"label": type(self).__name__, "help_url": None}  # without the key PyTerrier looks for a page online
+        """Return the schematic for PyTerrier."""
+        return {"label": type(self).__name__, "help_url": None}  # without help_url, PyTerrier looks for a page online
 
     def _repr_html_(self) -> str | None:
-        """Return PyTerrier's drawing below the repr: models of one class have the same drawing."""
+        """Return the repr and PyTerrier's schematic, which is the same for all models of a class."""
         drawing: str | None = pt.Transformer._repr_html_(self)  # type: ignore[arg-type]
         return None if drawing is None else f"<code>{escape(repr(self))}</code>{drawing}"
 
     def subtransformers(self) -> dict[str, Any]:
-        """Return none: a text loader in an argument is no step of a pipeline."""
+        """Return no transformers, because a text loader in an argument is not a step of a pipeline."""
         return {}

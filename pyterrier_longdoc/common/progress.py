@@ -1,4 +1,4 @@
-"""Progress bars: plain lines of tqdm, only where `verbose` asks for them; `TQDM_DISABLE=1` hides them all."""
+"""Progress bars with tqdm, shown only if `verbose` is set; `TQDM_DISABLE=1` hides all of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pyterrier as pt
 from .signals import take_back_signals
 
 _OPEN: ContextVar[bool] = ContextVar("open", default=False)
-"""Whether a bar is open: the next one is nested in it."""
+"""Whether a bar is open, so that the next one is nested in it."""
 
 
 @contextmanager
 def work_bar(name: str, unit: str, total: int | None = None, *, shown: bool, done: int = 0) -> Iterator[Any]:
-    """Yield a tqdm bar, which is silent unless `shown`; a bar within another's work vanishes at its end.
+    """Yield a tqdm bar, which is hidden unless `shown`; a nested bar disappears at its end.
 
-    Without a total, which the bar's `reset` may set later, numbers are abbreviated.
+    Without a total, which can be set later by `reset`, numbers are abbreviated.
     """
     take_back_signals()
-    options = {"unit_scale": total is None, "leave": not _OPEN.get(), "smoothing": 0}  # the mean rate
-    if not shown:  # an explicit `disable=False` would overrule TQDM_DISABLE
+    options = {"unit_scale": total is None, "leave": not _OPEN.get(), "smoothing": 0}  # 0 shows the mean rate
+    if not shown:  # an explicit `disable=False` would override TQDM_DISABLE
         options["disable"] = True
     token = _OPEN.set(_OPEN.get() or shown)
     try:

@@ -1,4 +1,4 @@
-"""Classes that a saved model names: each registers itself where it is defined, also a user's."""
+"""Registry of the classes that saved models refer to; classes register themselves when they are defined."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ C = TypeVar("C")
 
 
 def register(classes: dict[str, type[C]], kind: str, name: str, cls: type[C]) -> None:
-    """Add a class to the classes of a kind; a new definition, as in a notebook, replaces the old one."""
+    """Register a class of a kind; defining it again, e.g. in a notebook, replaces the earlier definition."""
     old_class = classes.get(name, cls)
     if (old_class.__module__, old_class.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise TypeError(f"two {kind} are named {name!r}: {old_class.__qualname__} and {cls.__qualname__}")
+        raise TypeError(f"two {kind} are named {name!r}, {old_class.__qualname__} and {cls.__qualname__}: rename one")
     classes[name] = cls
 
 
 def defined_in(cls: Any) -> dict[str, str]:
-    """Return the module of a class or function, for use beside its name; nothing for this package's."""
+    """Return the module of a class or function, to be stored with its name; empty for this package."""
     return {} if str(cls.__module__).startswith("pyterrier_longdoc.") else {"module": cls.__module__}
 
 
 def look_up(classes: Mapping[str, C], problem: str, name: object, module: object = None) -> C:
-    """Return the class of a name; the error begins with `problem`.
+    """Return the class with this name, or raise ValueError that begins with `problem`.
 
-    The error names the module that defined the class. It is never imported, as a model may be anybody's.
+    The error names the module that defined the class. It is never imported, because a model can come from anybody.
     """
     if isinstance(name, str) and name in classes:
         return classes[name]
     advice = f"import the module {module!r}, which defined it, and load again"
     if module in (None, "__main__"):
-        advice = "define it here, as the script or notebook did" if module else f"known are {', '.join(classes)}"
+        advice = "define it as in the original script or notebook" if module else f"use one of {', '.join(classes)}"
     raise ValueError(f"{problem} {name!r}: {advice}")

@@ -1,4 +1,4 @@
-"""Runs as TREC files, digests of frames, and the stages of a pipeline."""
+"""TREC run files, digests of frames, and the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .frames import as_strings
 EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-"""For `pd.read_csv`: numbers are read as they were written, as always since pandas 3.1."""
+"""Options of `pd.read_csv` to read floats exactly, which is the default since pandas 3.1."""
 
 
 def write_run(frame: pd.DataFrame, path: str | Path, name: str) -> None:
-    """Write a run (`qid, docno, score`) as a whole in TREC format, gzipped if the path ends in `.gz`.
+    """Write a run (`qid, docno, score`) in TREC format, gzipped if the path ends in `.gz`.
 
-    Ranks are made from the scores; the system's name is the last column, with `_` for white space.
+    Ranks are computed from the scores. The last column is the name of the system, with `_` for white space.
     """
     columns = {column: as_strings(frame[column]).tolist() for column in ("qid", "docno")}
     ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
@@ -39,7 +39,7 @@ def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
     for column, values in columns.items():
         bad_name = next((value for value in values if not value or len(value.split()) != 1), None)
         if bad_name is not None:
-            raise ValueError(f"column {column} holds {bad_name!r}: TREC runs cannot hold empty names or white space")
+            raise ValueError(f"column {column} holds {bad_name!r}: names in TREC runs must not be empty or have spaces")
     system = "_".join(name.split()) or "run"
     for qid, docno, rank, score in zip(
         *columns.values(), ranked["rank"].tolist(), ranked["score"].tolist(), strict=True
@@ -48,15 +48,15 @@ def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
 
 
 def read_run(path: str | Path) -> pd.DataFrame:
-    """Read a run in TREC format, plain or compressed: `qid, docno, score`, with every score as it was written.
+    """Read a run in TREC format, compressed or not, as `qid, docno, score` with exact scores.
 
-    `pt.io.read_results` would read the name "NA" as missing, and quotation marks as syntax.
+    `pt.io.read_results` would read the name "NA" as missing and quotation marks as syntax.
     """
     return pd.concat(run_parts(path, None))
 
 
 def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
-    """Yield a TREC run so many rows at a time, None for all at once; see `read_run`."""
+    """Yield a TREC run in parts of `rows` rows, or as one part if None; see `read_run`."""
     try:
         with pd.read_csv(
             path,
@@ -77,7 +77,7 @@ def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
 
 
 def frame_digest(frame: pd.DataFrame) -> str:
-    """Hash the values of all columns but `rank`, in the order of rows but not of columns."""
+    """Hash the values of all columns but `rank`; the order of rows counts, that of columns does not."""
     digest = blake2b(digest_size=16)
     names = frame.columns.map(str)
     for place in sorted(range(len(names)), key=lambda place: names[place]):
@@ -85,14 +85,14 @@ def frame_digest(frame: pd.DataFrame) -> str:
             continue
         digest.update(f"{names[place]}\0".encode())
         for value in frame.iloc[:, place].tolist():
-            # The repr of a long array is abridged.
+            # Converted to a list, because the repr of a long array is abbreviated.
             content = value.tolist() if isinstance(value, np.ndarray) else value
             digest.update(f"{content}\0".encode("utf-8", "replace"))
     return digest.hexdigest()
 
 
 def substages(stage: pt.Transformer) -> Iterator[pt.Transformer]:
-    """Yield the transformers that are the parts of a pipeline or operator."""
+    """Yield the direct parts of a pipeline or operator."""
     try:
         parts = pt.inspect.subtransformers(stage)
     except (pt.inspect.InspectError, ValueError):

@@ -1,4 +1,4 @@
-"""Models behind servers: retries, and addresses, keys and errors without secrets."""
+"""Models on servers: retries, and addresses, keys and errors without secrets."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from urllib.parse import urlsplit
 from .files import import_extra
 
 _LONGEST_WAIT = 120.0
-"""Seconds of the longest pause before a retry, whatever the server asks for."""
+"""Maximum pause before a retry in seconds, whatever the server requests."""
 
 _OVERFLOW = re.compile(
     r"context[ _](?:length|window|size|limit)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
     r"prompt is too long|too many tokens|too large to process|must have less than \d+ tokens",
     re.IGNORECASE,
 )
-"""Servers' errors for an input that is too long, but not for a `max_tokens` or a batch that is too large."""
+"""Errors of servers for an input that is too long, but not for a `max_tokens` or batch that is too large."""
 
 _SECRET = re.compile(
     r"(?:api|access|private|subscription|functions?)key|^key$|secret|passw(?:or)?d|passphrase|^(?:pass|pwd)$|credential|"
     r"authorization|auth$|bearer|cookie|(?:^|access|api|auth|hf|id|refresh|security|session)token$"
 )
 _HOLDERS = re.compile(r"headers$|^extraquery$")
-"""Names of parameters that are secret, and of those that hold some; letters and digits alone, in lower case."""
+"""Names of parameters that are secret or contain secrets, as lower-case letters and digits."""
 
 
 class BackendError(RuntimeError):
-    """A model gave no reply: bad key, bad request, outage, time-out; it never becomes a ranking."""
+    """A model gave no reply: wrong key, bad request, outage or time-out."""
 
 
 class OutageError(BackendError):
-    """A server was busy, failed or did not answer, which may pass.
+    """A server was busy, failed or did not answer, which can be temporary.
 
     Attributes:
-        after: seconds of the pause that the server asks for; None if it does not.
+        after: the pause requested by the server in seconds; None if it requests none.
     """
 
     after: float | None = None
 
 
 class MalformedReplyError(BackendError):
-    """The server answered, but not in the form of its API."""
+    """The reply of the server does not conform to its API."""
 
 
 class ContextOverflowError(BackendError):
-    """The prompt, or a query with its window, has more tokens than the model takes."""
+    """The prompt, or a query with its window, has more tokens than the model allows."""
 
 
 def retrying(max_retries: int, *temporary: type[BackendError], ended: Event | None = None) -> Any:
-    """Return a retrier: it calls a function again while it raises one of these temporary errors, with growing pauses.
+    """Return a retrier that calls a function again, with growing pauses, while it raises a temporary error.
 
-    After `max_retries` retries the last error is raised; once `ended` is set, there is no call and no pause.
+    After `max_retries` retries, the last error is raised. Once `ended` is set, there are no further calls or pauses.
     """
     tenacity = llm_library("tenacity")
     growing, ended = tenacity.wait_random_exponential(multiplier=0.5, max=8), ended or Event()
@@ -79,24 +79,24 @@ def llm_library(name: str) -> Any:
 
 
 def check_address(name: str, address: Any) -> None:
-    """Raise ValueError, naming the argument, if it is no address of a server, or one that may hold a secret."""
+    """Raise ValueError with the name of the argument if it is not a server address, or could contain a secret."""
     parts = urlsplit(str(address))
     if "@" in (parts.netloc or str(address)) or parts.query or parts.fragment:
-        # Addresses are shown and stored, so they must hold no secret: the message does not repeat it either.
-        raise ValueError(f"{name} must hold neither user, query nor fragment: put the key into key_variable's variable")
+        # Addresses are shown and stored, so they must not contain secrets. The message does not repeat the address.
+        raise ValueError(f"{name} must have no user, query or fragment: put the key into the variable of key_variable=")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"{name}={address!r} must begin with http:// or https:// and the server's name")
 
 
 def check_parameters(parameters: Mapping[str, Any], *reserved: str, cure: str) -> None:
-    """Raise ValueError for parameters of a request that are `reserved`, or at any depth secret: they are shown."""
+    """Raise ValueError for parameters of a request that are `reserved` or (at any depth) secret."""
     names = {*(name for name in reserved if name in parameters), *_secrets_in(parameters)}
     if names:
-        raise ValueError(f"parameters must not have {', '.join(sorted(names))}, as they are shown and stored: {cure}")
+        raise ValueError(f"parameters must not have {', '.join(sorted(names))} (they are shown and stored): {cure}")
 
 
 def _secrets_in(value: Any) -> Iterator[str]:
-    """Yield the names of fields that are, or hold, secrets; a field of fields, as in a JSON schema, is none itself."""
+    """Yield the names of fields that are or contain secrets; a mapping, as in a JSON schema, is not a secret itself."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             letters = re.sub(r"[^a-z0-9]", "", str(name).lower())
@@ -108,7 +108,7 @@ def _secrets_in(value: Any) -> Iterator[str]:
 
 
 def key_in(variable: str, model: str) -> str:
-    """Return the key in an environment variable; raise BackendError if there is none."""
+    """Return the key in an environment variable; raise BackendError if it is not set."""
     key = os.environ.get(variable)
     if not key:
         raise BackendError(f"{model}: set the environment variable {variable} to the server's key")
@@ -116,7 +116,7 @@ def key_in(variable: str, model: str) -> str:
 
 
 def without_secrets(url: Any) -> str:
-    """Return an address for messages, without the parts before an @ and after a ?, which may be secret."""
+    """Return an address for messages, without the parts before an @ and after a ?, which can be secret."""
     parts = urlsplit(str(url))
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
@@ -126,11 +126,11 @@ def error_text(response: Any) -> str:
     try:
         return message_in(json.loads(response.text))
     except (ValueError, RecursionError):
-        return " ".join(response.text.split()) or "without a word"
+        return " ".join(response.text.split()) or "empty response"
 
 
 def message_in(body: Any) -> str:
-    """Return the message in an error's JSON, under any of its usual names; all of the JSON if there is none."""
+    """Return the message in the JSON of an error, under any of its usual names, or else the JSON."""
     while isinstance(body, Mapping):
         inner = next((body[name] for name in ("error", "message", "detail") if body.get(name)), None)
         if inner is None:
@@ -140,7 +140,7 @@ def message_in(body: Any) -> str:
 
 
 def redact(message: str, *keys: Any) -> str:
-    """Return the beginning of a message, without these keys."""
+    """Remove keys from a message and truncate it to 500 characters."""
     for key in keys:
         if isinstance(key, str) and key.strip():
             message = message.replace(key.strip(), "***")
@@ -148,5 +148,5 @@ def redact(message: str, *keys: Any) -> str:
 
 
 def is_too_long(status: int | None, message: str) -> bool:
-    """Return whether a server refuses an input because it has too many tokens."""
+    """Return whether a server refused an input because it has too many tokens."""
     return status in (400, 413, 422, 500) and bool(_OVERFLOW.search(message))

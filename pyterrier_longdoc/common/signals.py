@@ -1,6 +1,6 @@
-"""Signals of a program that uses Java: Python answers Ctrl-C and the end of a job, Ray leaves Java its own signal.
+"""Signals of programs with Java: Python handles Ctrl-C and the end of a job, and Ray leaves Java its own signal.
 
-Java's start imports this module, so that it imports nothing but PyTerrier.
+This module is imported when Java starts, so it only imports PyTerrier.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from typing import Any
 import pyterrier as pt
 
 _ENDS = [getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGTERM") if hasattr(signal, name)]
-"""The signals that Java answers by itself: it shuts down, under the threads of torch."""
+"""The signals on which Java shuts down, while threads of torch are running."""
 
 _RAY_SWITCH = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
-"""The environment variable, read when `ray` is imported, with which Ray installs no handlers of crashes."""
+"""The environment variable, read when `ray` is imported, that prevents Ray's crash handlers."""
 
 
 class JavaBesideRay(pt.java.JavaInitializer):
-    """What PyTerrier calls before it starts Java: Ray, which may connect later, then leaves SIGSEGV to Java.
+    """Called by PyTerrier before it starts Java, so that Ray, if it connects later, does not replace Java's SIGSEGV.
 
-    Java uses this signal for its own work. Ray replaces the handler by its own, and by that of `faulthandler` if this
-    is not on yet.
+    Java uses this signal internally. Ray replaces its handler by its own, and by that of `faulthandler` unless this is
+    already enabled.
     """
 
     def pre_init(self, jnius_config: Any) -> None:
-        """Do what Ray would do after Java's start."""
+        """Do what Ray would do after Java has started."""
         if not faulthandler.is_enabled():
-            with suppress(AttributeError, OSError, RuntimeError):  # without a file as stderr Ray's call fails, too
+            with suppress(AttributeError, OSError, RuntimeError):  # Ray's call also fails if stderr is not a file
                 faulthandler.enable(all_threads=False)
-        if "ray" not in sys.modules:  # else it is too late, which `java_loses_signal` must see
+        if "ray" not in sys.modules:  # otherwise it is too late, which `java_loses_signal` must detect
             os.environ.setdefault(_RAY_SWITCH, "1")
 
 
 def java_loses_signal() -> bool:
-    """Return whether Java is there and Ray, if it connects now, replaces its handler of SIGSEGV."""
+    """Return whether Java has started and Ray would replace its SIGSEGV handler by connecting now."""
     return pt.java.started() and os.environ.get(_RAY_SWITCH, "").lower() not in ("1", "true")
 
 
 def take_back_signals() -> None:
-    """Install Python's handlers again if Java has replaced them; call it where a long loop begins.
+    """Install Python's or the user's handlers again if Java has replaced them; called at the start of long loops.
 
-    These are the user's own handlers where there are any. Does nothing in other threads, which cannot install handlers.
+    Does nothing outside the main thread, because other threads cannot install handlers.
     """
     if not pt.java.started() or threading.current_thread() is not threading.main_thread():
         return
     for number in _ENDS:
         handler = signal.getsignal(number)
-        if handler is not None:  # None: installed by other code than Python's before it started
+        if handler is not None:  # None: not installed by Python
             signal.signal(number, handler)

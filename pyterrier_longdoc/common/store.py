@@ -1,4 +1,4 @@
-"""Values on disk by key, so that a second run need not compute or pay for them again."""
+"""Values on disk by key, so that another run need not compute or pay for them again."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import numpy as np
 from .caches import MakeArrays
 
 Key = str | bytes
-"""A hash of all that a value depends on, in hexadecimal digits or bytes."""
+"""A hash of everything a value depends on, as hexadecimal digits or bytes."""
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS store (key BLOB PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
 
 _LOOKUP = 500
-"""Keys in one query; SQLite takes at least 999."""
+"""Number of keys per query; SQLite allows at least 999."""
 
 
 class Store:
     """A SQLite file of JSON values by key.
 
-    Several threads and processes may use one file at the same time, and a kill loses no stored value. The first value
-    of a key stays. Floats come back bit for bit. Every use opens the file anew, so that there is nothing to close, and
-    an object can be pickled and used after a fork.
+    Several threads and processes can use the same file, and stored values survive if the process is killed. The first
+    value of a key is kept. Floats are restored exactly. The file is opened for every use, so that the object can be
+    pickled and used after a fork and need not be closed.
 
     Args:
-        path: the file; it is made with its folder when the first value is stored.
+        path: the file; it is created with its folder when the first value is stored.
     """
 
     table: ClassVar[str] = "store"
@@ -47,7 +47,7 @@ class Store:
         return sum(count for (count,) in self._select(f"SELECT count(*) FROM {self.table}"))
 
     def get_many(self, keys: Iterable[Key], read: Callable[[Any], Any] = lambda value: value) -> dict[Key, Any]:
-        """Return the stored values among these keys, as `read` makes them; an error of `read` means a damaged value."""
+        """Return the stored values of these keys, converted by `read`; an error of `read` means a damaged value."""
         rows = list(self._rows(list(keys)))
         with self._undamaged():
             return {key: read(json.loads(value)) for key, value in rows}
@@ -59,13 +59,13 @@ class Store:
             yield from self._select(f"SELECT {self.columns} FROM {self.table} WHERE key IN ({marks})", batch)
 
     def put_many(self, items: Mapping[Key, Any]) -> None:
-        """Store JSON-able values; after an interruption all of them or none."""
+        """Store JSON-serializable values; after an interruption, all of them or none are stored."""
         rows = [(key, json.dumps(value)) for key, value in items.items()]
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO store VALUES (?, ?)", rows)
 
     def values(self, read: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
-        """Yield all values, see `get_many`."""
+        """Yield all values; see `get_many`."""
         for (value,) in self._select("SELECT value FROM store"):
             with self._undamaged():
                 made = read(json.loads(value))
@@ -83,13 +83,13 @@ class Store:
             yield
         except (LookupError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(
-                f"cache {str(self.path)!r} is damaged: delete it, and the same call makes its values anew ({error!r})"
+                f"cache {str(self.path)!r} is damaged: delete it and repeat the call to create it again ({error!r})"
             ) from error
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # No write-ahead log: it does not work on the network drives of clusters.
+        # No write-ahead log, because it does not work on the network drives of clusters.
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
                 for statement in self.schema:
@@ -97,24 +97,24 @@ class Store:
                 yield connection
         except sqlite3.DatabaseError as error:
             raise ValueError(
-                f"cache {str(self.path)!r} cannot be used ({error}): give a file that this package made, or the name "
-                f"of a new one in a folder that can be written to, with space on its disk"
+                f"cache {str(self.path)!r} cannot be used ({error}): use a file written by this package, or a new one "
+                f"in a writable folder with free disk space"
             ) from error
 
 
 class ArrayStore(Store):
-    """A SQLite file of `(T, E)` arrays in fp16 by key; within a bound, for which those that were stored first go.
+    """A SQLite file of `(T, E)` fp16 arrays by key, of limited size; the oldest arrays are removed first.
 
     Args:
-        path: the file; it is made with its folder when the first array is stored.
-        max_bytes: most bytes of all arrays; the file uses the place of those that went again.
+        path: the file; it is created with its folder when the first array is stored.
+        max_bytes: the maximum total size of the arrays; the space of removed arrays is reused.
     """
 
     table = "arrays"
     columns = "key, value, size"
     schema = (
         "CREATE TABLE IF NOT EXISTS arrays (number INTEGER PRIMARY KEY, key BLOB UNIQUE, size INTEGER, value BLOB)",
-        "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # without it sizes are read with the arrays
+        "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # avoids reading the arrays for their sizes
     )
 
     def __init__(self, path: str | Path, max_bytes: int) -> None:
@@ -122,7 +122,7 @@ class ArrayStore(Store):
         self.max_bytes = max_bytes
 
     def get_or_compute(self, keys: Sequence[bytes], make: MakeArrays, *, width: int) -> list[np.ndarray]:
-        """Return the fp16 arrays of distinct keys; `make` makes those not in the file."""
+        """Return the fp16 arrays of distinct keys; `make` computes those not in the file."""
         rows = list(self._rows(keys))
         with self._undamaged():
             arrays = {key: np.frombuffer(value, np.float16, size // 2).reshape(-1, width) for key, value, size in rows}
@@ -131,7 +131,7 @@ class ArrayStore(Store):
             new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, make(missing), strict=True)}
             self._put([(key, a.nbytes, a.tobytes()) for key, a in new.items() if a.nbytes <= self.max_bytes])
             arrays |= new
-        return [arrays[key].copy() for key in keys]  # torch wants arrays that can be written
+        return [arrays[key].copy() for key in keys]  # torch needs writable arrays
 
     def _put(self, rows: Sequence[tuple[bytes, int, bytes]]) -> None:
         with self._connected() as connection:

@@ -1,6 +1,6 @@
-"""Warnings that name the user's line; a transformer gives each of its warnings once.
+"""Warnings that point to the user's line and are shown once per transformer.
 
-Python's filter does not see to that: whenever pandas enters `warnings.catch_warnings`, it forgets what it has shown.
+Python's own filter is not enough, because it is reset whenever pandas enters `warnings.catch_warnings`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, fiel
 from .indices import is_from_terrier
 
 _QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
-"""What query expansions and `SDM` write, and no user."""
+"""Syntax written by query expansion and `SDM`, but not by users."""
 
 _SHORTEST_CUT = 500
-"""Characters: shorter texts may well be of equal length."""
+"""In characters; shorter texts can have equal lengths by chance."""
 
 _NOT_THE_USERS = ("pyterrier", "torch", "contextlib")
-"""Beginnings of the names of modules between the user's line and the warning."""
+"""Prefixes of modules that are not user code."""
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line outside of this package and PyTerrier that led here, whether by a pipeline or an experiment."""
+    """Issue a warning for the user's line that called this package, directly or through PyTerrier."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
         frame, level = frame.f_back, level + 1
@@ -36,19 +36,19 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def warn_once(owner: Any, message: str, category: type[Warning]) -> None:
-    """Warn if the owner has not given this warning before; its text holds no counts."""
+    """Issue a warning unless the owner has issued it before; the message must not contain counts."""
     if message not in owner.warned:
         owner.warned.add(message)
         warn(message, category)
 
 
 def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
-    """Warn of queries that are no words, and of texts that an index has cut."""
+    """Warn about queries in Terrier's query language and texts truncated by an index."""
     name = type(transformer).__name__
     queries = set(strings(frame["query"], "query")) if "query" in frame.columns else ()
     language = next(filter(None, map(_QUERY_LANGUAGE.search, queries)), None)
     if language:
-        cure = "put pt.rewrite.reset() after the query expansion, which gives the user's queries back"
+        cure = "put pt.rewrite.reset() after the query expansion to restore the original queries"
         message = f"{name} reads Terrier's query language ({language[0].strip()!r}) as words: {cure}."
         warn_once(transformer, message, UserWarning)
     lengths = [len(as_document(text).text) for text in set(texts)]
@@ -56,19 +56,19 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
     if longest >= _SHORTEST_CUT and sum(length >= longest - 2 for length in lengths) >= 3:
         is_terriers = "docid" in frame.columns or is_from_terrier(transformer.text_loader)
         has_passages = frame["docno"].astype(str).str.contains("%p", regex=False, na=False).any()
-        if is_terriers and not has_passages:  # passages may well be of equal length
+        if is_terriers and not has_passages:  # passages can have equal lengths
             cure = "index with a larger `meta` length, or load them from the dataset"
-            message = f"{name}: several texts end at character {longest:,}; {cure}"
-            warn_once(transformer, f"{message}. If you cut them yourself, nothing is wrong.", TruncationWarning)
+            message = f"{name}: several texts end at character {longest:,}, probably truncated by the index; {cure}"
+            warn_once(transformer, f"{message}. Ignore this if you truncated them.", TruncationWarning)
 
 
 def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:
-    """Warn of each argument that cut text, except those that choose windows, and of rows without text or query."""
+    """Warn about arguments that truncated text (except those that select windows) and rows without text or query."""
     name, columns = type(transformer).__name__ + task, ", ".join(map(repr, field_names(transformer.text_field)))
     for cause in [*coverage.lost, *(["the server"] if coverage.windows_cut else [])]:
-        message = f"{name} did not read all text: some is cut by {cause} (see .coverage)."
+        message = f"{name} did not read all text: some was truncated by {cause} (see .coverage)."
         warn_once(transformer, message, TruncationWarning)
     missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}
     for what in (what for what, rows in missing.items() if rows):
-        advice = "they are scored like all others (see .coverage): supply it, or leave them out"
+        advice = "they are scored like all others (see .coverage): add it, or leave the rows out"
         warn_once(transformer, f"{name}: some rows have no {what}; {advice}.", EmptyTextWarning)

@@ -24,7 +24,7 @@ class Key:
         return 7
 
 
-def test_an_entry_that_another_thread_drops_while_it_is_read_does_no_harm():
+def test_an_entry_can_be_removed_by_another_thread_while_it_is_read():
     cache = EmbeddingCache()
     key = Key(cache, at=0)
     cache.put(key, VECTOR)
@@ -35,7 +35,7 @@ def test_an_entry_that_another_thread_drops_while_it_is_read_does_no_harm():
     assert len(cache) == 0
 
 
-def test_what_another_thread_drops_while_an_entry_is_written_is_counted_once():
+def test_an_entry_removed_by_another_thread_is_counted_once():
     cache = EmbeddingCache(max_bytes=3 * VECTOR.nbytes)
     cache.put("first", VECTOR)
     key = Key(cache, at=2)  # it is looked for, then written

@@ -58,7 +58,7 @@ def parts_of_the_package():
     return public | {name: loss.papers for name, loss in LOSSES.items()}
 
 
-def test_every_part_names_its_papers_or_it_is_said_why_not():
+def test_every_part_has_papers_or_a_documented_exception():
     papers = parts_of_the_package()
     assert {"BackToFront", "PairwiseAll", "KeyBlocks", "EmbeddingWindows", "FirstToken", "margin_mse"} <= papers.keys()
     assert {name for name, keys in papers.items() if not keys} == WITHOUT_A_PAPER.keys()
@@ -66,13 +66,13 @@ def test_every_part_names_its_papers_or_it_is_said_why_not():
 
 
 @pytest.mark.parametrize("transformer", TRANSFORMERS, ids=lambda cls: cls.__name__)
-def test_every_public_transformer_names_its_papers(transformer):
+def test_every_public_transformer_has_papers(transformer):
     assert issubclass(transformer, Cited)
     assert bool(transformer.papers) == (transformer.__name__ not in UNPUBLISHED)
     assert set(transformer.papers) <= entries().keys()
 
 
-def test_every_entry_is_named_by_the_package_and_every_named_one_is_there():
+def test_every_bibtex_entry_is_used_and_every_used_key_exists():
     named = set().union(*PAPERS_OF_ARCHITECTURES.values(), *PAPERS_OF_CHECKPOINTS.values())
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -81,13 +81,13 @@ def test_every_entry_is_named_by_the_package_and_every_named_one_is_there():
     assert named == entries().keys()
 
 
-def test_bibtex_has_each_once_and_takes_ones_own():
+def test_bibtex_has_each_entry_once_and_accepts_custom_entries():
     own = "@misc{me, title = {Mine}}"
     assert bibtex(["li-2024-parade", own, "li-2024-parade"]) == f"{entries()['li-2024-parade']}\n\n{own}"
     assert bibtex([]) == ""
 
 
-def test_what_a_model_is_set_up_with_is_cited_too():
+def test_arguments_of_a_model_are_cited():
     keys = ld.PARADE(preselect=ld.KeyBlocks(ld.EmbeddingWindows(3, ld.BiEncoder()))).cited()
     assert keys[0] == "li-2024-parade"
     assert {"li-2023-power", "li-2024-keyb2", "reimers-2019-sentence"} <= set(keys)
@@ -110,7 +110,7 @@ def test_a_language_model_cites_its_schedule_passages_answers_and_shuffles():
     assert ld.Pointwise(server, preselect=ld.BM25Windows(3)).cited() == ["nogueira-2020-document", "li-2023-power"]
 
 
-def test_architectures_that_were_loaded_are_cited(tmp_path):
+def test_the_architecture_of_a_loaded_backbone_is_cited(tmp_path):
     model = ld.LongP(tiny_long.encoder(tmp_path, "modernbert"), max_query_len=8, device="cpu")
     assert model.cited() == ["boytsov-2025-positional"]
     model.model.eval()
@@ -119,7 +119,7 @@ def test_architectures_that_were_loaded_are_cited(tmp_path):
     assert "portes-2023-mosaicbert" in ld.LongP("mosaicml/mosaic-bert-base-seqlen-2048").cited()
 
 
-def test_a_trained_model_cites_its_loss_and_adapters_also_when_it_is_loaded(tmp_path):
+def test_a_trained_or_loaded_model_cites_its_loss_and_adapters(tmp_path):
     model = ld.MaxP(tiny.encoder(), window_size=20, stride=20, max_query_len=8, device="cpu")
     assert "hofstatter-2020-improving" not in model.cited()
     model.model.mark_trained(TrainingArgs(loss="margin_mse", lora=ld.Lora(rank=2)).as_dict())

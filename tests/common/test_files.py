@@ -20,7 +20,7 @@ PACKAGE = Path(pyterrier_longdoc.__file__).parent
 @pytest.mark.parametrize(
     ("module", "package"), [("no_such_module.part", "no-such-module"), ("sklearn.nothing", "scikit-learn")]
 )
-def test_a_missing_library_is_installed_by_the_name_of_its_package(module, package):
+def test_a_missing_library_is_reported_with_its_package_name(module, package):
     with pytest.raises(ImportError, match=rf"^grades need it: pip install {package} .*\[llm\]"):
         import_extra(module, "llm", "grades need it")
 
@@ -48,7 +48,7 @@ def _missing(name):
     raise ModuleNotFoundError(name)
 
 
-def test_a_folder_is_told_by_the_contents_of_its_files(tmp_path, monkeypatch):
+def test_the_digest_of_a_folder_depends_on_the_contents_of_its_files(tmp_path, monkeypatch):
     read, digest = [], files.file_digest
     monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or digest(path))
     (tmp_path / "below").mkdir()

@@ -78,18 +78,18 @@ def test_contradictory_judgements_are_refused_by_their_pair(call, tmp_path):
         call(pd.concat([QRELS, AGAIN]), tmp_path)
 
 
-def test_two_grades_of_a_pair_contradict_each_other_too():
+def test_two_different_grades_of_a_pair_are_refused():
     with pytest.raises(ValueError, match="'d1' has the labels 1 and 2 for the query 'q1'"):
         evaluate(RUN, pd.concat([QRELS, AGAIN.assign(label=2)]), "nDCG")
 
 
-def test_numbers_and_strings_name_one_pair():
+def test_ids_as_numbers_and_strings_are_the_same_pair():
     integers = pd.DataFrame({"qid": [1, "1"], "docno": [7, "7"], "label": [1, 0]})
     with pytest.raises(ValueError, match="the document '7' has the labels 1 and 0 for the query '1'"):
         relevance_of(RUN, integers, judged_only=False)
 
 
-def test_a_judgement_that_stands_there_twice_counts_once():
+def test_a_duplicate_judgement_counts_once():
     twice = pd.concat([QRELS, QRELS])
     for call in (
         lambda qrels: ld.Experiment({"run": RUN}, TOPICS, qrels, ["AP", "nDCG", "NumRel"]).means.values.tolist(),
@@ -156,6 +156,6 @@ def test_texts_of_a_terrier_index_are_those_of_the_docnos_whatever_the_docids(do
     assert loaded["text"].tolist() == [terrier.DOCUMENTS[docno] for docno in rows["docno"]]
 
 
-def test_no_rows_get_no_text_from_a_terrier_index(terrier_index):
+def test_an_empty_frame_loads_no_text_from_a_terrier_index(terrier_index):
     rows = pd.DataFrame({"qid": [], "query": [], "docno": []}, dtype=str)
     assert with_text(rows, ["text"], terrier_index).columns.tolist() == ["qid", "query", "docno", "text"]

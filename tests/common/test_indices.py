@@ -40,7 +40,7 @@ def properties(folder, **changes):
 # Without Java.
 
 
-def test_copies_of_an_index_of_terrier_are_equal(tmp_path):
+def test_copies_of_a_terrier_index_have_the_same_key(tmp_path):
     properties(tmp_path / "index")
     shutil.copytree(tmp_path / "index", tmp_path / "copy", copy_function=shutil.copy)
     index, copy = (pt.terrier.TerrierIndex(tmp_path / name) for name in ("index", "copy"))
@@ -58,13 +58,13 @@ def test_copies_of_an_index_of_terrier_are_equal(tmp_path):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_another_index_of_terrier_has_another_key(tmp_path, changes):
+def test_another_terrier_index_has_another_key(tmp_path, changes):
     folders = properties(tmp_path / "index"), properties(tmp_path / "other", **changes)
     one, other = (ld.MaxP(LENGTHS, text_loader=pt.terrier.TerrierIndex(folder)) for folder in folders)
     assert key(one) != key(other)
 
 
-def test_a_description_holds_no_address():
+def test_a_description_contains_no_memory_address():
     class Foreign:
         def __repr__(self):
             return f"<Index at {hex(id(self))} jself=<LocalRef obj={hex(id(self))}>>"
@@ -72,7 +72,7 @@ def test_a_description_holds_no_address():
     assert described(Foreign()) == "<Index jself=<LocalRef obj>>"
 
 
-def test_a_rebuilt_index_of_pisa_is_another_one(tmp_path):
+def test_a_rebuilt_pisa_index_has_another_key(tmp_path):
     pisa = pytest.importorskip("pyterrier_pisa")
     index = pisa.PisaIndex(str(tmp_path / "index"), text_field="text", overwrite=True)
     documents = [{"docno": docno, "text": text} for docno, text in terrier.DOCUMENTS.items()]
@@ -85,7 +85,7 @@ def test_a_rebuilt_index_of_pisa_is_another_one(tmp_path):
     assert key(index.bm25()) != before
 
 
-def test_a_rebuilt_cache_of_texts_is_another_one(tmp_path):
+def test_a_rebuilt_text_cache_has_another_key(tmp_path):
     caching = pytest.importorskip("pyterrier_caching")
 
     def model():
@@ -122,13 +122,13 @@ STAGES = {
 
 
 @pytest.mark.parametrize("make_stage", STAGES.values(), ids=STAGES)
-def test_stages_of_terrier_are_the_same_in_every_process(make_stage, terrier_index):
+def test_terrier_stages_have_the_same_key_in_every_process(make_stage, terrier_index):
     one, other = (make_stage(pt.terrier.TerrierIndex(terrier_index.path)) for _ in range(2))
     assert key(one) == key(other)
     assert "0x" not in json.dumps(description(one))
 
 
-def test_all_forms_of_an_index_of_terrier_are_one(terrier_index):
+def test_all_forms_of_a_terrier_index_have_the_same_key(terrier_index):
     forms = [terrier_index, terrier_index.index_obj(), terrier_index.index_ref()]
     forms.append(pt.java.autoclass("org.terrier.querying.IndexRef").of(f"{terrier_index.path}/data.properties"))
     descriptions = [description(form) for form in forms]
@@ -163,20 +163,20 @@ def test_a_function_as_weighting_model_has_no_key(terrier_index):
     [{"body_attr": "title"}, {"background_index": True}, {"wmodel": "Tf"}, {"stemmer": None}, {"tokeniser": "utf"}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_scorers_of_texts_are_told_apart_by_what_they_pass_on(changes, terrier_index):
+def test_text_scorers_with_different_options_have_different_keys(changes, terrier_index):
     arguments = {"body_attr": "text", "wmodel": "BM25"}
     changes = {name: terrier_index if value is True else value for name, value in changes.items()}
     assert key(pt.text.scorer(**arguments)) != key(pt.text.scorer(**{**arguments, **changes}))
 
 
 @pytest.mark.parametrize("changes", [{"fb_terms": 3}, {"fb_docs": 2}, {"tokeniser": "utf"}])
-def test_expansions_are_told_apart_by_what_they_pass_on(changes, terrier_index):
+def test_query_expansions_with_different_options_have_different_keys(changes, terrier_index):
     expansion = pt.rewrite.Bo1QueryExpansion
     assert key(expansion(terrier_index)) != key(expansion(terrier_index, **changes))
 
 
 @pytest.mark.parametrize("name", ["bm25", "FeaturesRetriever", "scorer", "RM3", "text loader"])
-def test_use_does_not_change_a_stage(name, terrier_index):
+def test_using_a_stage_does_not_change_its_key(name, terrier_index):
     stage, unused = (STAGES[name](terrier_index) for _ in range(2))
     found = (terrier_index.bm25(num_results=3) >> terrier_index.text_loader("text"))(TOPICS)
     stage(TOPICS if name in ("bm25", "FeaturesRetriever") else found)
@@ -187,7 +187,7 @@ def rows(index):
     return index.bm25(num_results=3)(TOPICS)[["qid", "query", "docno", "score", "rank"]]
 
 
-def test_a_job_goes_on_with_the_same_index_and_not_with_a_rebuilt_one(terrier_started, tmp_path):
+def test_a_job_continues_with_the_same_index_but_not_with_a_rebuilt_one(terrier_started, tmp_path):
     folder = tmp_path / "index"
     candidates = rows(terrier.index(folder))
 
@@ -202,9 +202,7 @@ def test_a_job_goes_on_with_the_same_index_and_not_with_a_rebuilt_one(terrier_st
         job((0, 2))
 
 
-def test_an_experiment_reads_the_run_of_the_same_index_and_reruns_that_of_a_rebuilt_one(
-    terrier_started, tmp_path, monkeypatch
-):
+def test_an_experiment_reuses_a_run_of_the_same_index_but_not_of_a_rebuilt_one(terrier_started, tmp_path, monkeypatch):
     folder = tmp_path / "index"
 
     def experiment():
@@ -227,7 +225,7 @@ def test_an_experiment_reads_the_run_of_the_same_index_and_reruns_that_of_a_rebu
     assert not np.isclose(found, first[0])
 
 
-def test_a_training_goes_on_with_the_same_index(terrier_index, cross_encoder):
+def test_training_continues_with_the_same_index(terrier_index, cross_encoder):
     models = [
         make("MaxP", cross_encoder, text_loader=pt.terrier.TerrierIndex(terrier_index.path).index_obj())
         for _ in range(2)

@@ -28,7 +28,7 @@ TRAINING = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-2}, epochs=3)
 # Models of this package.
 
 
-def test_names_of_models_are_no_part_of_a_pipeline(tmp_path, cross_encoder):
+def test_the_folder_of_a_model_does_not_change_the_key(tmp_path, cross_encoder):
     model = make("MaxP", cross_encoder, training=TRAINING).fit(TEXTS, JUDGED)
     folds = FoldModels([model], [TEXTS["qid"].unique().tolist()], TEXTS)
     pipelines = (pt.Transformer.from_df(TEXTS) >> model % 3, 0.5 * model, folds)
@@ -39,13 +39,13 @@ def test_names_of_models_are_no_part_of_a_pipeline(tmp_path, cross_encoder):
 
 
 @pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])
-def test_settings_count(cross_encoder, changes):
+def test_settings_change_the_key(cross_encoder, changes):
     model = make("MaxP", cross_encoder)
     assert key(model) == key(make("MaxP", cross_encoder, verbose=True, batch_size=3))
     assert key(model) != key(make("MaxP", cross_encoder, **changes))
 
 
-def test_what_is_left_out_does_not_count(cross_encoder):
+def test_ignored_arguments_do_not_change_the_key(cross_encoder):
     models = [make("MaxP", cross_encoder, text_loader=loader_of(text)) for text in ("one", "two")]
     assert key(models[0]) != key(models[1])
     assert key(models[0], without=("text_loader",)) == key(models[1], without=("text_loader",))
@@ -63,7 +63,7 @@ def test_user_code_has_no_key_and_is_named(kind, cross_encoder):
             key(pipeline)
 
 
-def test_user_code_can_count_by_its_name(cross_encoder):
+def test_user_code_can_be_identified_by_its_name(cross_encoder):
     make_edited, name = own.EDITED["windows"]
     names = []
     keys = {key(make_edited(sign, cross_encoder), user_code=names) for sign in (1, -1)}
@@ -77,13 +77,13 @@ def answer(messages):
 
 @pytest.mark.parametrize("cls", [RankGPT, Pointwise])
 @pytest.mark.parametrize("llm", [answer, ld.LLMClient(CallableBackend(answer))], ids=["function", "client"])
-def test_a_function_that_takes_the_place_of_a_language_model_is_user_code(cls, llm):
+def test_a_function_used_as_a_language_model_is_user_code(cls, llm):
     with pytest.raises(UserCodeError, match="answer"):
         key(cls(llm))
 
 
 @pytest.mark.parametrize("cls", [RankGPT, Pointwise])
-def test_a_function_with_a_name_of_its_own_is_known_by_the_name(cls):
+def test_a_function_with_a_given_name_is_identified_by_it(cls):
     one, again, other = (key(cls(CallableBackend(answer, name=name))) for name in ("1", "1", "2"))
     assert one == again != other
 
@@ -99,7 +99,7 @@ def test_functions_as_stages_have_no_key(stage):
     ("module", "known"),
     [("__main__", False), ("tests.support.own", False), ("json.decoder", True), ("pyterrier_longdoc.demo", True)],
 )
-def test_user_code_is_what_no_installed_package_has(module, known):
+def test_code_outside_installed_packages_is_user_code(module, known):
     assert (version_of(module) is not None) is known
 
 
@@ -139,7 +139,7 @@ class Thing:
 
 
 @pytest.mark.parametrize("cls", [Plugin, Talking, Hiding])
-def test_transformers_of_installed_packages_are_known_by_their_arguments(cls, tests_are_installed):
+def test_transformers_of_installed_packages_are_identified_by_their_arguments(cls, tests_are_installed):
     assert key(SOME >> cls(1)) == key(SOME >> cls(1)) != key(SOME >> cls(2))
 
 
@@ -149,25 +149,25 @@ def test_another_version_of_a_package_has_another_key(tests_are_installed, monke
     assert key(Plugin(1)) != before
 
 
-def test_an_argument_that_says_nothing_of_itself_has_no_key(tests_are_installed):
+def test_an_argument_without_a_repr_has_no_key(tests_are_installed):
     with pytest.raises(UserCodeError, match="Thing"):
         key(Plugin(Thing()))
 
 
-def test_labels_of_series_and_frames_count(tests_are_installed):
+def test_the_index_of_series_and_frames_changes_the_key(tests_are_installed):
     labels, others = pd.Series([1.0, 2.0], ["d1", "d2"]), pd.Series([1.0, 2.0], ["d2", "d1"])
     assert key(Plugin(labels)) != key(Plugin(others))
     assert key(Plugin(labels.to_frame())) != key(Plugin(others.to_frame()))
 
 
-def test_the_order_of_sets_does_not_count(tests_are_installed):
+def test_the_order_of_sets_does_not_change_the_key(tests_are_installed):
     assert description(Plugin(set("bca")))["arguments"] == {"k": ["a", "b", "c"]}
 
 
 # What feeds them.
 
 
-def test_contents_of_frames_count():
+def test_contents_of_frames_change_the_key():
     assert key(SOME) == key(pt.Transformer.from_df(RUN.copy()))
     assert key(SOME) != key(pt.Transformer.from_df(OTHER))
     assert key(SOME) != key(pt.Transformer.from_df(RUN.assign(text="more")))
@@ -177,11 +177,11 @@ def loader_of(text):
     return TextLoader({"d1": {"docno": "d1", "text": text}}, ["text"])
 
 
-def test_texts_of_a_loader_count(cross_encoder):
+def test_texts_of_a_loader_change_the_key(cross_encoder):
     assert key(loader_of("one")) != key(loader_of("two"))
 
 
-def test_texts_of_a_dataset_as_text_loader_count(tmp_path, cross_encoder):
+def test_texts_of_a_dataset_as_text_loader_change_the_key(tmp_path, cross_encoder):
     def over(text):
         documents = [json.dumps({"docno": "d1", "text": text})]
         for name, lines in (("docs.jsonl", documents), ("topics.tsv", ["1\tdog"]), ("qrels.txt", ["1 0 d1 1"])):
@@ -206,5 +206,5 @@ def test_texts_of_a_dataset_as_text_loader_count(tmp_path, cross_encoder):
     ],
     ids=lambda pipeline: type(pipeline).__name__,
 )
-def test_pyterriers_operators_are_told_by_their_parts(pipeline, other):
+def test_pyterrier_operators_are_identified_by_their_parts(pipeline, other):
     assert key(pipeline) == key(pipeline) != key(other)

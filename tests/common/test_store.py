@@ -19,7 +19,7 @@ def path(tmp_path):
     return tmp_path / "new folder" / "values.sqlite"
 
 
-def test_values_come_back_as_they_were(path):
+def test_values_are_restored_exactly(path):
     store = Store(path)
     assert (len(store), store.get_many(["a"]), list(store.values())) == (0, {}, [])
     assert not path.parent.exists()
@@ -34,7 +34,7 @@ def test_values_come_back_as_they_were(path):
     assert store.get_many(many) == many
 
 
-def test_a_relative_path_is_that_of_the_folder_in_which_it_was_given(tmp_path, monkeypatch):
+def test_a_relative_path_is_resolved_when_it_is_given(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     store = Store("values.sqlite")
@@ -43,7 +43,7 @@ def test_a_relative_path_is_that_of_the_folder_in_which_it_was_given(tmp_path, m
     assert Store(tmp_path / "values.sqlite").get_many(["a"]) == {"a": 1}
 
 
-def test_a_file_that_is_read_is_not_changed(path):
+def test_reading_does_not_change_the_file(path):
     Store(path).put_many({"a": 1})
     before = path.read_bytes()
     assert Store(path).get_many(["a", "b"]) == {"a": 1}
@@ -51,7 +51,7 @@ def test_a_file_that_is_read_is_not_changed(path):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_what_cannot_be_stored_leaves_nothing_behind(path):
+def test_a_failed_write_stores_nothing(path):
     with pytest.raises(TypeError):
         Store(path).put_many({"a": 1, "b": object()})
     assert len(Store(path)) == 0
@@ -68,7 +68,7 @@ def test_processes_and_threads_write_at_the_same_time(path):
     assert len(Store(path)) == 20 + 3 * 20
 
 
-def test_a_killed_writer_leaves_all_that_it_stored(path):
+def test_values_stored_before_a_kill_are_kept(path):
     def write() -> None:
         for number in range(10**6):
             Store(path).put_many({f"{number} {part}": number for part in range(3)})
@@ -83,7 +83,7 @@ def test_a_killed_writer_leaves_all_that_it_stored(path):
     assert Store(path).get_many(["0 0", "9 2", "after"]) == {"0 0": 0, "9 2": 9, "after": 1}
 
 
-def test_files_that_are_no_store(tmp_path):
+def test_files_that_are_not_a_store_are_refused(tmp_path):
     text, other = tmp_path / "notes.txt", tmp_path / "other.sqlite"
     text.write_text("This is no database. " * 100)
     with sqlite3.connect(other) as connection:

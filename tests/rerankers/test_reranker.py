@@ -176,9 +176,9 @@ def test_frames_that_cannot_be_scored(fresh, results, nothing_loads):
         with pytest.raises(ValueError, match=f"column '{column}' holds bytes"):
             fresh(results.assign(**{column: [b"cat"] * 5}))
     for missing in (None, np.nan, pd.NA):
-        with pytest.raises(ValueError, match=r"'qid' is empty in 2 of 5 rows, that of docno 'd2' for instance"):
+        with pytest.raises(ValueError, match="'qid' is empty in 2 of 5 rows"):
             fresh(results.assign(qid=["1", missing, "1", missing, "2"]))
-    with pytest.raises(ValueError, match="text stand more than once"):
+    with pytest.raises(ValueError, match="text occur more than once"):
         fresh(pd.concat([results, results[["text"]]], axis=1))
 
 
@@ -349,7 +349,7 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
         assert model.coverage.queries_cut == len(told) == length - room
     cause = f"the checkpoint's maximum query length of {room}"
     assert model.coverage.cut == {cause: 1}
-    assert f"cut by {cause}" in told[0]
+    assert f"by {cause}" in told[0]
 
 
 @every_system

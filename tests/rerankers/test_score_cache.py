@@ -39,7 +39,7 @@ def path(tmp_path):
     return tmp_path / "folder" / "scores.sqlite"
 
 
-def test_a_relative_path_is_that_of_the_folder_in_which_it_was_given(results, tmp_path, monkeypatch):
+def test_a_relative_path_is_resolved_when_it_is_given(results, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     model = make("MaxP", score_cache="scores.sqlite")

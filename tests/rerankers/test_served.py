@@ -278,7 +278,7 @@ def test_a_template_takes_its_tokens_from_windows_and_is_part_of_the_identity(fo
 def test_windows_that_the_server_cuts_are_counted(form):
     with reranker(form) as server:
         model = ld.MaxP(backend(server, form, tokenizer=None, truncate=True), window_size=15, stride=15)
-        with pytest.warns(UserWarning, match="cut by the server"):
+        with pytest.warns(UserWarning, match="by the server"):
             found = scores(model, LONG_WORDS)
     np.testing.assert_allclose(found, logits(["old dog"] * 2, LONG_WORDS["text"]), atol=1e-5)
     assert model.coverage.windows_cut == 1
