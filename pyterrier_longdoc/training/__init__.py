@@ -1,6 +1,6 @@
-"""Training: data, losses, the loop, and trainings by folds, seeds and segments.
+"""Training: data, losses, the training loop, and training by folds, seeds and segments.
 
-The loop sees only `model(queries, texts) -> scores`.
+The loop only uses `model(queries, texts) -> scores`.
 """
 
 from .best_segments import BestResult, Segments, fit_on_best_segments, segment_precision

@@ -1,4 +1,4 @@
-"""BeST: training on the segments of documents that the model itself selects (Kim, Rahimi & Allan)."""
+"""BeST: training on document segments selected by the model itself (Kim, Rahimi & Allan)."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from .resume import FINISHED, TrainingData, check_new, fit_or_load, training_set
 
 @dataclass(frozen=True)
 class Segments:
-    """How training documents are cut: disjoint segments of whole sentences, each as many as fit a random limit.
+    """Splits training documents into disjoint segments of whole sentences, with a random length limit for each.
 
-    Random limits keep the model from learning relevance by length. A longer sentence is a segment of its own.
+    Random limits keep the model from learning relevance from length. A longer sentence is a separate segment.
 
     Args:
-        min_words: smallest limit.
-        max_words: largest limit; about 400 word pieces, which leaves room for the query among 512.
-        max_segments: use the first segments alone, so many of them; None for all. 4 on Robust04 in the paper.
-        seed: decides about the limits.
+        min_words: the smallest limit in words.
+        max_words: the largest limit in words; about 400 word pieces, which leaves room for the query among 512.
+        max_segments: the maximum number of segments, from the first; None for all. 4 on Robust04 in the paper.
+        seed: the random seed of the limits.
     """
 
     min_words: int = argument(50, at_least=1)
@@ -55,7 +55,7 @@ class Segments:
         validate(self)
 
     def __call__(self, text: str, key: str) -> list[Span]:
-        """Return the characters of each segment; seed and key, such as the docno, decide about lengths."""
+        """Return the character span of each segment; lengths depend on the seed and the key, e.g. the docno."""
         rng = Random(f"{self.seed}:{key}")
         ends = [*sentence_starts(text), len(text)]
         spans: list[Span] = []
@@ -73,12 +73,12 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class BestResult(Cited):
-    """What `fit_on_best_segments` returns; its `citation()` is that of the model and of this way to train it.
+    """The result of `fit_on_best_segments`; its `citation()` includes the model and the training method.
 
     Attributes:
         model: the model of the best iteration.
-        iterations: one row for each iteration: `iteration`, `validation` (of the best weights) and, with gold
-            positions, `precision` of the segments that its model selects (P@1 of the paper's Table 2).
+        iterations: one row per iteration: `iteration`, `validation` (of the best weights) and, with gold positions,
+            `precision` of the segments selected by its model (P@1 in Table 2 of the paper).
         selections: the segments of each iteration: `qid, docno` and the characters `start` and `end`.
     """
 
@@ -89,7 +89,7 @@ class BestResult(Cited):
     papers: ClassVar[tuple[str, ...]] = ("kim-2021-query",)
 
     def cited(self) -> list[str]:
-        """Return the papers behind the model, and the training's own."""
+        """Return the papers of the model and of the training method."""
         return [*papers_of(self.model), *super().cited()]
 
 
@@ -106,29 +106,30 @@ def fit_on_best_segments(
     gold: pd.DataFrame | None = None,
     folder: str | Path | None = None,
 ) -> BestResult:
-    """Train passage rankers on segments, each iteration on those that the one before ranks first.
+    """Train passage rankers iteratively on the segments ranked first by the previous model.
 
-    In the first iteration a selector learns from all segments, and a ranker from those that the selector ranks first
-    at that step, without dropout (Eq. 2 and 3). Each later iteration trains a new model on the segments that the model
-    before selects (Eq. 4). Differs from the paper: a title is in a segment only where the text has it there.
+    In the first iteration, a selector learns from all segments, and a ranker from those that the selector, without
+    dropout, ranks first at that step (Eq. 2 and 3). Each later iteration trains a new model on the segments selected by
+    the previous model (Eq. 4). Differs from the paper: titles are not added to segments.
 
     Args:
-        make: makes a new model from the pre-trained weights, with one text column, e.g.
+        make: creates a new model from the pre-trained weights, with one text column, e.g.
             `lambda: ld.MaxP(bert, windows=ld.SentenceWindows(), training=ld.TrainingArgs.preset("best"))`. The trained
             model reads whole documents.
-        topics_or_res_tr: training candidates, as `fit` takes them, with text.
+        topics_or_res_tr: training candidates with text, as for `fit`.
         qrels_tr: their labels.
         topics_or_res_va: validation candidates.
         qrels_va: their labels.
-        segments: how training documents are cut; None for the defaults.
-        iterations: most iterations; 4 in the paper, of which the third was best.
-        patience: stop after so many iterations without a new best.
-        gold: `qid, docno, start, end`: the characters of known relevant passages, for the precision.
-        folder: for models and selections. A second call with the same arguments continues after a kill.
+        segments: how training documents are split; None for the defaults.
+        iterations: the maximum number of iterations; 4 in the paper, of which the third was best.
+        patience: stop after this many iterations without a new best result.
+        gold: `qid, docno, start, end`: the characters of known relevant passages, to compute the precision.
+        folder: a folder for models and selections. After an interruption, a second call with the same arguments
+            continues.
 
     Raises:
-        ValueError: if the recipe has a teacher or an augmentation, `make` returns a model twice, or the folder holds
-            other models.
+        ValueError: if the recipe has a teacher or an augmentation, `make` returns the same model twice, or the folder
+            has other models.
     """
     check_arguments("int", at_least=1, iterations=iterations, patience=patience)
     check_validation(topics_or_res_va, qrels_va)
@@ -136,7 +137,7 @@ def fit_on_best_segments(
     check_new(selector, [ranker])
     recipe: TrainingArgs = ranker.training or TrainingArgs.preset("best")
     if LOSSES[recipe.loss].teacher or recipe.augment is not None or not isinstance(ranker.text_field, str):
-        raise ValueError("fit_on_best_segments needs a recipe without teacher and augment, and one text column")
+        raise ValueError("fit_on_best_segments needs a recipe without teacher and augment=, and one text column")
     run = training_run(ranker, topics_or_res_tr, qrels_tr)
     candidates = _Candidates(run, segments or Segments(), ranker.text_field)
     data = TrainingData(candidates.frame, qrels_tr, topics_or_res_va, qrels_va)
@@ -170,7 +171,7 @@ def fit_on_best_segments(
 def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     """Return the share of selected segments that contain the known relevant passage (P@1, Table 2); NaN without any.
 
-    Both frames have `qid, docno, start, end`: the characters of a segment and of a passage.
+    Both frames have `qid, docno, start, end`: the characters of a segment or a passage.
     """
     passages, segments = _spans_by_pair(gold), _spans_by_pair(selected)
     hits = [a <= passages[key][0] and passages[key][1] <= b for key, (a, b) in segments.items() if key in passages]
@@ -189,11 +190,11 @@ class _Candidates:
         self.spans = [segments(text, docno) for text, docno in zip(self.texts, docnos, strict=True)]
 
     def selection(self, spans: Sequence[Span]) -> pd.DataFrame:
-        """Return `qid, docno, start, end` of one segment of each."""
+        """Return `qid, docno, start, end` for one segment per candidate."""
         return self.frame[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
 
     def select(self, model: Any) -> pd.DataFrame:
-        """Return each one's best segment by the model."""
+        """Return the best segment of each candidate according to the model."""
         queries = [str(query) for query, spans in zip(self.frame["query"], self.spans, strict=True) for _ in spans]
         segments = [text[a:b] for text, spans in zip(self.texts, self.spans, strict=True) for a, b in spans]
         ends = np.cumsum([len(spans) for spans in self.spans])
@@ -207,7 +208,7 @@ class _Candidates:
 
 
 def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Candidates) -> None:
-    """Train both models in the first iteration: the selector on all segments, the ranker on those it selects."""
+    """Train both models of the first iteration: the selector on all segments, the ranker on the selected ones."""
     recipe: TrainingArgs = ranker.recipe
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
     model, judged = ranker.model, cast(pd.DataFrame, data.validation_qrels)
@@ -217,7 +218,7 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
         settings["segments"] = crc32(repr((candidates.texts, candidates.spans)).encode())
     train(
         nn.ModuleDict({"selector": selector.model, "ranker": model}),
-        # Numbers of rows in place of texts: the objective looks up the segments.
+        # Row indices instead of texts; the objective looks up the segments.
         TrainingSet(groups, data.run, lambda rows: list(map(str, rows.index))),
         replace(recipe, learning_rates={**rates, "": 0.0}),
         validate=lambda: evaluate(ranker.transform(data.validation_run), judged, recipe.metric),
@@ -232,7 +233,7 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
 def _joint_loss(
     joint: Any, examples: Sequence[Example], recipe: TrainingArgs, *, candidates: _Candidates
 ) -> torch.Tensor:
-    """Return the selector's loss over all segments (Eq. 2) and the ranker's over those that it selects (Eq. 3)."""
+    """Return the loss of the selector over all segments (Eq. 2) and of the ranker over the selected ones (Eq. 3)."""
     loss, texts, spans = LOSSES[recipe.loss], candidates.texts, candidates.spans
     losses = []
     ranker_queries, ranker_texts = [], []
@@ -255,7 +256,7 @@ def _joint_loss(
 def _rows(
     scores: Sequence[torch.Tensor], example: Example, *, pairs: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield scores and labels `(1, C)` of the documents' j-th segments, for each j that makes a comparison."""
+    """Yield scores and labels `(1, C)` of the j-th segments of the documents, for each j with a comparison."""
     for j in range(max(map(len, scores))):
         documents = [i for i, values in enumerate(scores) if len(values) > j]
         if not pairs or (documents[0] == 0 and len(documents) > 1):
@@ -264,8 +265,8 @@ def _rows(
 
 
 def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None) -> pd.DataFrame:
-    """Return what a model of `fit_or_load` selects, or read it from the model's folder."""
-    # Named after its training, lest an older one's is read.
+    """Return the selection of a model of `fit_or_load`, or read it from the model's folder."""
+    # The name depends on the training, so that an older selection is not read.
     path = folder and folder / f"selection-{crc32((folder / FINISHED).read_bytes()):08x}.csv"
     if path is not None and path.is_file():
         return candidates.frame[["qid", "docno"]].join(pd.read_csv(path))

@@ -1,4 +1,4 @@
-"""Training data: each query's candidates with their labels, the draws of an epoch, a teacher's scores.
+"""Training data: candidates with labels, sampling of an epoch, and scores of a teacher.
 
 Shapes: R rows of a run, C candidates of a query.
 """
@@ -33,17 +33,17 @@ from ..common.warnings import warn
 from .queries import LeftOutWarning, TrainedOn, labels_and_counts, nothing_to_learn
 from .recipe import TrainingArgs, seed_of
 
-_BLOCK = 256  # judged documents that are looked up at a time
+_BLOCK = 256  # judged documents loaded at a time
 
 
 @dataclass(frozen=True, eq=False)
 class QueryGroup:
-    """A training query with its candidates, best ranked first; their texts are read when an example needs them.
+    """A training query with its candidates, best ranked first; texts are read when they are needed.
 
     Attributes:
-        rows: `(C,)` the candidates' rows in the run, from 0.
-        labels: `(C,)` at least 1 for relevant candidates, the more the better, and 0 for all others.
-        targets: `(C,)` the teacher's scores, or None.
+        rows: `(C,)`, the rows of the candidates in the run, from 0.
+        labels: `(C,)`, at least 1 for relevant candidates (higher is better) and 0 for all others.
+        targets: `(C,)`, the scores of the teacher, or None.
     """
 
     qid: str
@@ -59,13 +59,13 @@ class QueryGroup:
 
     @property
     def negatives(self) -> list[int]:
-        """Indices of all others."""
+        """Indices of all other candidates."""
         return np.flatnonzero(self.labels <= 0).tolist()
 
 
 @dataclass(frozen=True)
 class Example:
-    """The candidates of a query in one loss; labels and targets are those of a `QueryGroup`."""
+    """The candidates of a query for one loss; labels and targets are as in `QueryGroup`."""
 
     qid: str
     query: str
@@ -76,14 +76,14 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """What a model is trained on; `prepare` makes it of candidates and qrels.
+    """The training data of a model, created by `prepare` from candidates and qrels.
 
     Attributes:
-        groups: the queries that are trained on.
-        candidates: R candidates, whose rows the groups name.
-        read: returns the texts of these rows, as `documents` of a reranker does.
-        loaded: whether `read` loads texts; a continued training then recognises them by docno only.
-        trained_on: counts of the queries, and of the others by reason.
+        groups: the training queries.
+        candidates: R candidates, to whose rows the groups refer.
+        read: returns the texts of these rows, like `documents` of a reranker.
+        loaded: whether `read` loads texts; a continued training then only compares docnos.
+        trained_on: the number of training queries, and of others by reason.
     """
 
     groups: Sequence[QueryGroup]
@@ -100,13 +100,13 @@ class TrainingSet:
         return texts
 
     def draws(self) -> tuple[pd.DataFrame, Sequence[bool]]:
-        """Return the candidates whose texts were read so far, and whether each has no text."""
+        """Return the candidates whose texts have been read, and whether each has no text."""
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
 
     def text_keys(self) -> Iterator[tuple[Any, ...]]:
-        """Yield for each group the texts of its rows, or their docnos where reading texts means loading them."""
+        """Yield the texts of the rows of each group, or their docnos if texts would have to be loaded."""
         rows = np.concatenate([group.rows for group in self.groups])
-        # Many rows at once: of frames that were concatenated, pandas copies whole columns to take a few.
+        # Many rows at once, because pandas copies whole columns of concatenated frames to select a few rows.
         blocks = (self.candidates.iloc[rows[start : start + 4096]] for start in range(0, len(rows), 4096))
         keys = chain.from_iterable(as_strings(b["docno"]) if self.loaded else self.read(b) for b in blocks)
         return (tuple(islice(keys, len(group.rows))) for group in self.groups)
@@ -121,18 +121,19 @@ def prepare(
     text_field: TextField = "text",
     text_loader: Any = None,
 ) -> TrainingSet:
-    """Return the training set of candidates and their labels, for `train`.
+    """Create the training set for `train` from candidates and their labels.
 
     Args:
-        candidates: `qid, query, docno`, `score` or `rank`, and the text unless it is loaded while training.
+        candidates: `qid, query, docno`, `score` or `rank`, and the text unless it is loaded during training.
         qrels: `qid, docno, label`.
-        recipe: with `judged="all"` the judged documents that are no candidates are added, if the loader has them.
+        recipe: the recipe; with `judged="all"`, judged documents that are not candidates are added if the loader has
+            them.
         texts: returns the texts of rows of such a frame.
         text_field: the column with the text, or a tuple of columns.
-        text_loader: supplies the text of judged documents that are added.
+        text_loader: loads the text of added judged documents.
 
     Raises:
-        ValueError: if there is nothing to train on, or a text, label or score is invalid.
+        ValueError: if no query can be trained on, or a text, label or score is invalid.
     """
     run, not_found = candidates, 0
     if recipe.judged == "all":
@@ -149,7 +150,7 @@ def prepare(
 def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[QueryGroup]:
     """Return the queries with a positive and a negative among the candidates, which need no text.
 
-    Judged documents that were not retrieved are added before, by `add_judged`.
+    To include judged documents that were not retrieved, use `add_judged` first.
     """
     return _groups_and_counts(results, qrels, args or TrainingArgs())[0]
 
@@ -163,9 +164,9 @@ def _groups_and_counts(
         targets = numeric(results, teacher, "the teacher's scores", "let the teacher score every candidate")
     number, qids = pd.factorize(as_strings(results["qid"]))
     positions = _positions(results)
-    # The queries in the order of their appearance, each with its candidates from the best ranked one on.
+    # Queries in the order of their appearance, each with its candidates by rank.
     ordered = np.lexsort((positions, number))
-    ordered = ordered[number[ordered] >= 0]  # a row without a qid belongs to no query
+    ordered = ordered[number[ordered] >= 0]  # rows without a qid are ignored
     parts = []
     for rows in np.split(ordered, np.flatnonzero(np.diff(number[ordered])) + 1):
         if len(rows):
@@ -192,10 +193,10 @@ def _groups_and_counts(
 
 
 def _drawable(judged: np.ndarray, positions: np.ndarray, key: str, args: TrainingArgs) -> np.ndarray:
-    """Return whether each candidate of a query may be drawn, the same in every epoch.
+    """Return whether each candidate of a query can be sampled; this is the same in every epoch.
 
-    None may be if the query has no positive or no negative. With `judged="all"` the limit of ranks does not hold for
-    judged negatives, or else a longer run would have fewer of them. A missing label is NaN.
+    If the query has no positive or no negative, none can. With `judged="all"`, judged negatives are exempt from the
+    rank limit; otherwise, a longer run would have fewer of them. A missing label is NaN.
     """
     positive = judged >= args.min_label
     negative = ~positive
@@ -214,7 +215,7 @@ def _drawable(judged: np.ndarray, positions: np.ndarray, key: str, args: Trainin
 
 
 def training_run(model: Any, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
-    """Return what a reranker trains on: its candidates and, with `judged="all"`, the judged documents too."""
+    """Return the training candidates of a reranker, with `judged="all"` including judged documents."""
     if model.recipe.judged != "all":
         return results
     return _with_judged(results, qrels, model.text_field, model.text_loader)[0]
@@ -228,26 +229,26 @@ def add_judged(
     text_loader: Any = None,
     topics: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Add the judged documents that a first stage did not retrieve, so that they are trained on too.
+    """Add judged documents that the first stage did not retrieve to the training candidates.
 
-    FlexNeuART's export of training data does the same: positives are all of the qrels, negatives are judged or
-    retrieved. Otherwise a query whose relevant document was not retrieved is not trained on.
+    FlexNeuART's export of training data does the same: all relevant documents of the qrels are positives; negatives are
+    judged or retrieved. Without it, queries without a retrieved relevant document are not trained on.
 
     Args:
-        results: `qid, query, docno`, `score` and `rank` if there are any, and the text unless it is loaded later.
+        results: `qid, query, docno`, optionally `score` and `rank`, and the text unless it is loaded later.
         qrels: `qid, docno, label`.
         text_field: the column with the text, or a tuple of columns.
-        text_loader: supplies the text of the added rows, where `results` has text; documents that it does not have are
-            left out, with a `LeftOutWarning`.
-        topics: `qid, query`, also of queries without a row in `results`, which are left out otherwise.
+        text_loader: loads the text of added rows if `results` has text; documents that it does not have are left out
+            with a `LeftOutWarning`.
+        topics: `qid, query`, to include queries without a row in `results`.
 
     Returns:
-        `results`, then a row for each missing judged document, in the order of the qrels. Its score is minus infinity
-        and its rank is behind all others; columns other than the text are empty. Ids are strings.
+        `results`, followed by one row per missing judged document in the order of the qrels. Its score is minus
+        infinity, its rank is after all others, and columns other than the text are empty. Ids are strings.
     """
     run, not_found = _with_judged(results, qrels, text_field, text_loader, topics)
     if not_found:
-        warn(f"{not_found} judged documents are left out, which the text loader lacks", LeftOutWarning)
+        warn(f"{not_found} judged documents are left out, because the text loader does not have them", LeftOutWarning)
     return run
 
 
@@ -258,10 +259,10 @@ def _with_judged(
     text_loader: Any,
     topics: pd.DataFrame | None = None,
 ) -> tuple[pd.DataFrame, int]:
-    """Return what `add_judged` returns, and how many documents the loader does not have."""
+    """Return the result of `add_judged`, and the number of documents that the loader does not have."""
     check_columns(results, ("qid", "query", "docno"), "the candidates")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    labels_of(qrels, "qrels")  # refused before texts are loaded
+    labels_of(qrels, "qrels")  # checks labels before texts are loaded
     queries = pd.concat([frame[["qid", "query"]] for frame in (results, topics) if frame is not None])
     queries = queries.assign(qid=as_strings(queries["qid"])).reset_index(drop=True).drop_duplicates("qid")
     judged, retrieved = (
@@ -275,7 +276,7 @@ def _with_judged(
     fields = [name for name in names if name in results.columns]
     if fields and text_loader is None:
         problem = f"judged='all' trains on {len(added)} judged documents that were not retrieved"
-        raise ValueError(f"{problem}: give text_loader= for their text, or take judged='retrieved'")
+        raise ValueError(f"{problem}: set text_loader= to load their text, or judged='retrieved'")
     if text_loader is not None:
         blocks = (added.iloc[i : i + _BLOCK] for i in range(0, len(added), _BLOCK))
         texts = pd.concat([_found(block, names, fields, text_loader, results.iloc[:1]) for block in blocks])
@@ -287,7 +288,7 @@ def _with_judged(
         added["score"] = -np.inf
     if "rank" in results.columns:
         added["rank"] = results["rank"].max() + 1 if len(results) else 0
-    # Strings, as ids of the qrels may be of another type, or no category of the column.
+    # Converted to strings, because ids in the qrels can have another type, or not be a category of the column.
     ids = {name: as_strings(results[name]) for name in ("qid", "docno")}
     return pd.concat([results.assign(**ids), added], ignore_index=True), not_found
 
@@ -295,14 +296,14 @@ def _with_judged(
 def _found(
     rows: pd.DataFrame, names: list[str], fields: list[str], text_loader: Any, retrieved: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return `fields` of the rows whose text the loader has; where it fails at a document, halves tell at which one."""
+    """Return `fields` of the rows whose text the loader has; documents on which it fails are found by bisection."""
     try:
         texts = with_text(rows, names, text_loader).set_index(rows.index)
     except (MemoryError, OSError):
         raise
-    except Exception:  # noqa: BLE001 - each loader has an error of its own for a document that it lacks
+    except Exception:  # noqa: BLE001 - loaders raise different errors for a missing document
         if len(rows) == 1:
-            with_text(retrieved, names, text_loader)  # if it fails here, too, the error is another one
+            with_text(retrieved, names, text_loader)  # raises if the cause is another one
             return rows.iloc[:0].reindex(columns=fields)
         halves = (rows.iloc[: len(rows) // 2], rows.iloc[len(rows) // 2 :])
         return pd.concat([_found(half, names, fields, text_loader, retrieved) for half in halves])
@@ -310,8 +311,8 @@ def _found(
 
 
 def _positions(results: pd.DataFrame) -> np.ndarray:
-    """Return the rank of each row within its query, by score if there is one, from 0."""
-    advice = "give each candidate a number, or leave the column out where the rows stand in the order of their ranks"
+    """Return the rank of each row within its query, from 0, by score if there is one."""
+    advice = "give each candidate a number, or leave the column out if the rows are in the order of their ranks"
     if "score" in results.columns:
         scores = pd.Series(numeric(results, "score", "the candidates", advice, infinite=True))
         queries = pd.factorize(results["qid"])[0]
@@ -324,18 +325,18 @@ def _positions(results: pd.DataFrame) -> np.ndarray:
 
 
 Pick = tuple[QueryGroup, tuple[int, ...]]
-"""A query and the indices of some of its candidates; with `sampling="pairs"` a positive's, then negatives'."""
+"""A query and the indices of some of its candidates; with `sampling="pairs"`, a positive and then negatives."""
 
 
 def examples_per_epoch(groups: Sequence[QueryGroup], args: TrainingArgs) -> int:
-    """Return how many picks an epoch has."""
+    """Return the number of picks per epoch."""
     return sum(len(group.rows) for group in groups) if args.sampling == "pointwise" else len(groups)
 
 
 def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> list[Pick]:
-    """Draw all picks of an epoch in the order of training, by the seed, the epoch and the query alone.
+    """Draw all picks of an epoch in the order of training, depending only on the seed, the epoch and the query.
 
-    So a training that continues after a kill needs no state of a random generator.
+    A continued training therefore needs no state of a random generator.
     """
     picks: list[Pick] = []
     for group in groups:
@@ -350,7 +351,7 @@ def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> 
         elif len(negatives) >= args.negatives:
             pick = [positive, *rng.sample(negatives, args.negatives)]
         else:
-            # Too few negatives: each is repeated equally often, or once more.
+            # There are too few negatives, so they are repeated as evenly as possible.
             rng.shuffle(negatives)
             pick = [positive, *(negatives[i % len(negatives)] for i in range(args.negatives))]
         picks.append((group, tuple(pick)))
@@ -359,7 +360,7 @@ def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> 
 
 
 def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, epoch: int) -> list[Example]:
-    """Read the candidates of all picks at once, each text once, and augment them if the recipe says so."""
+    """Read the distinct candidates of all picks at once, and augment them if the recipe says so."""
     rows_of_picks = []
     for group, candidates in picks:
         rows_of_picks.append(group.rows[list(candidates)])
@@ -378,18 +379,18 @@ def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, 
 
 
 def _augmented(text: Text, augment: Callable[[str, Random], str], rng: Random) -> Text:
-    """Return the augmented text; the title that is read with its windows stays."""
+    """Return the augmented text; a repeated title is not changed."""
     if isinstance(text, Document):
         return replace(text, text=augment(text.text, rng))
     return augment(text, rng)
 
 
 class TeacherScores(pt.Transformer):
-    """Adds a column with the scores of another transformer; all other columns, `score` too, stay.
+    """Adds a column with the scores of another transformer; other columns, including `score`, stay the same.
 
     Args:
-        teacher: any transformer that scores `qid, query, docno` and text; it is not trained.
-        column: name of the column, as in the student's `TrainingArgs(teacher_field=...)`.
+        teacher: a transformer that scores `qid, query, docno` and text; it is not trained.
+        column: the name of the column, as in the student's `TrainingArgs(teacher_field=...)`.
 
     Example:
         `(bm25 >> text >> TeacherScores(teacher) >> student).fit(topics, qrels)`, where the student has
@@ -402,12 +403,12 @@ class TeacherScores(pt.Transformer):
         self.column = column
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Add the column; refuse a teacher that drops a candidate, or has several scores for one."""
+        """Add the column; refuse a teacher that drops a candidate or returns several scores for one."""
         keys, columns = ["qid", "docno"], {"qid": str, "docno": str}
         answer: Any = self.teacher(inp)
         scores = answer[[*keys, "score"]].astype(columns).drop_duplicates().set_index(keys)["score"].astype(float)
         rows = pd.MultiIndex.from_frame(inp[keys].astype(columns))
         bad_pairs = [*scores.index[scores.index.duplicated()], *rows[~rows.isin(scores.index)]]
         if bad_pairs:
-            raise ValueError(f"the teacher has not one score for {len(bad_pairs)} candidates, e.g. {bad_pairs[0]}")
+            raise ValueError(f"teacher: {len(bad_pairs)} candidates must have exactly one score, e.g. {bad_pairs[0]}")
         return inp.assign(**{self.column: scores.reindex(rows).to_numpy()})

@@ -1,4 +1,4 @@
-"""The record of a training: the figure of merit, the table of entries, and the learning curve."""
+"""The history of a training: validation measure, table of entries, and learning curve."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
 
 
 def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return the entries that `train` makes as a table, without columns that none of them has."""
+    """Return the entries of `train` as a table, without empty columns."""
     columns = [name for name in _COLUMNS if any(name in entry for entry in entries)]
     return pd.DataFrame(entries, columns=columns or list(_COLUMNS[:3]))
 
 
 def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
-    """Draw loss and validation figure of a reranker's `history`; return the axes, by default of a new figure."""
+    """Plot the loss and validation of a reranker's `history`; return the axes (default: of a new figure)."""
     if not len(history):
-        raise ValueError("the history is empty: fit the model before its history is drawn")
+        raise ValueError("history is empty: fit the model first")
     ax = ax or new_axes()
     lines = ax.plot(history["step"], history["loss"], marker=".", color=COLOURS[0], label="loss")
     ax.set_xlabel("optimiser steps")
@@ -49,7 +49,7 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     if "validation" in history.columns:
         validated = history.dropna(subset="validation")
         right = ax.twinx()
-        # A point of the loss behind it stays visible.
+        # Not filled, so that a point of the loss behind it is visible.
         look = {"marker": "o", "fillstyle": "none", "color": COLOURS[1]}
         lines += right.plot(validated["step"], validated["validation"], label="validation", **look)
         right.set_ylabel("validation")

@@ -1,4 +1,4 @@
-"""The training loop: draw examples, score them, compute the loss, step; then validate, note and save."""
+"""The training loop: sample examples, score them, compute the loss, step; then validate, log and save."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .resume import StateFile
 from .schedule import BETAS, make_optimizer, rate_and_beta
 
 Objective = Callable[[Any, Sequence[Example], TrainingArgs], torch.Tensor]
-"""`(model, examples, recipe) -> loss`: of some examples, summed, a scalar with a graph."""
+"""`(model, examples, recipe) -> loss`: the summed loss of examples, a scalar with a graph."""
 
 
 def train(
@@ -41,18 +41,18 @@ def train(
     settings: Mapping[str, Any] | None = None,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
-    """Train a model in place; an interrupted one keeps the weights of the best validation, or else of the last step.
+    """Train a model in place; after an interruption it keeps its best validated weights, or those of the last step.
 
     Args:
         model: `model(queries, texts) -> (B,)` scores with a graph.
-        data: what to train on, made by `prepare`.
-        recipe: how.
-        validate: called after each epoch, or every `validate_steps`, for a figure of merit; the weights with the best
-            one are kept.
+        data: the training data from `prepare`.
+        recipe: the training recipe.
+        validate: called after each epoch or every `validate_steps`; returns the validation measure. The weights with
+            the highest value are kept.
         on_step: called after each optimiser step.
-        history: gets an entry at the end of each epoch and at each validation; None makes a new list.
-        objective: the loss of examples, for methods that need more than scores; None for the recipe's.
-        settings: the model's settings, if there is a checkpoint folder: a training is not continued with others.
+        history: a list to which an entry is added after each epoch and validation; None creates a list.
+        objective: the loss of examples, for methods that need more than scores; None for that of the recipe.
+        settings: the settings of the model, needed with a checkpoint folder to refuse to continue with other settings.
         verbose: show a progress bar.
 
     Returns:
@@ -61,10 +61,10 @@ def train(
 
     Raises:
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
-        ValueError: if the recipe does not fit the data or the model, or the checkpoint folder holds another training.
+        ValueError: if the recipe does not fit the data or the model, or the checkpoint folder has another training.
     """
     if recipe.patience is not None and validate is None:
-        raise ValueError(f"patience={recipe.patience} needs validation data: give fit topics_or_res_va and qrels_va")
+        raise ValueError(f"patience={recipe.patience} needs validation data: pass topics_or_res_va and qrels_va to fit")
     if LOSSES[recipe.loss].teacher and any(group.targets is None for group in data.groups):
         problem = f"loss={recipe.loss!r} needs the teacher's scores, teacher_field={recipe.teacher_field!r}"
         raise ValueError(f"{problem}: put TeacherScores(teacher) before the student")
@@ -98,7 +98,7 @@ def train(
                     if run.is_over:
                         break
         except KeyboardInterrupt:
-            how = "fit continues from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it resume"
+            how = "fit continues from them with a new schedule; to resume instead, use TrainingArgs(checkpoint=FOLDER)"
             if recipe.checkpoint is not None:
                 how = f"to resume from the last state in {str(recipe.checkpoint)!r}, repeat the call with a new model"
             kept = "the best validated weights" if run.best else "its weights"
@@ -108,7 +108,7 @@ def train(
 
 
 def ranking_loss(model: nn.Module, examples: Sequence[Example], recipe: TrainingArgs) -> torch.Tensor:
-    """Return the recipe's loss of the scores of each example's candidates, summed."""
+    """Return the summed loss of the recipe for the candidates of each example."""
     queries, texts, sizes, losses = list[str](), list[Text](), list[int](), list[torch.Tensor]()
     for example in examples:
         queries += [example.query] * len(example.texts)
@@ -123,21 +123,21 @@ def ranking_loss(model: nn.Module, examples: Sequence[Example], recipe: Training
 
 @dataclass
 class State:
-    """How far a training is; the checkpoint folder has all of it."""
+    """The progress of a training, stored in the checkpoint folder."""
 
     step: int = 0  # optimiser steps done
     loss: float = 0.0  # sum of losses since the last entry of the history
-    examples: int = 0  # examples of these losses
-    documents: float = 0.0  # documents of these examples
+    examples: int = 0  # number of these examples
+    documents: float = 0.0  # number of their documents
     seconds: float = 0.0  # time for these examples, without validation
-    best: float | None = None  # the best figure of merit so far
-    worse: int = 0  # validations since then
+    best: float | None = None  # the best validation so far
+    worse: int = 0  # number of validations since then
 
 
 class Run:
-    """A training under way: weights, optimiser and state, and how they are saved and continued.
+    """A running training: weights, optimiser and state, which can be saved and resumed.
 
-    Entries that `history` has at the start belong to earlier trainings.
+    Initial entries of `history` belong to earlier trainings.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class Run:
         self.steps_per_epoch = -(-examples_per_epoch(data.groups, recipe) // recipe.queries_per_step)
         self.total_steps = min(recipe.epochs * self.steps_per_epoch, recipe.max_steps or sys.maxsize)
         self.state = State()
-        self.best: dict[str, torch.Tensor] = {}  # the weights that validated best
+        self.best: dict[str, torch.Tensor] = {}  # the best validated weights
         self.file: StateFile | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done, or `patience` has ended the training."""
+        """Whether all steps are done, or `patience` ended the training."""
         patience = self.recipe.patience
         return self.state.step >= self.total_steps or (patience is not None and self.state.worse >= patience)
 
     def step(self, batch: Sequence[Pick]) -> None:
-        """Make an optimiser step, each process with a part of its queries; none if the loss is not finite."""
+        """Make an optimiser step, unless the loss is not finite; each process computes a part of its queries."""
         start, state, recipe, processes = time.perf_counter(), self.state, self.recipe, self.processes
         epoch, step_of_epoch = divmod(state.step, self.steps_per_epoch)
         if recipe.restart_each_epoch and step_of_epoch == 0:
@@ -171,14 +171,14 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"], group["betas"] = group["peak"] * factor, (beta, BETAS[1])
         examples = make_examples(batch[processes.rank :: processes.number], self.data, recipe, epoch)
-        # Dropout depends on the step alone, so that a continued training has the same.
+        # Dropout only depends on the step, so that a continued training has the same.
         torch.manual_seed((seed_of(recipe) * 1_000_003 + state.step * 4099 + processes.rank) % 2**63)
         loss, documents = processes.sum(self._backward(examples, len(batch)), sum(len(e.texts) for e in examples))
         if not math.isfinite(loss):
             queries = ", ".join([repr(example.qid) for example in examples])
             raise FloatingPointError(
-                f"the loss is {loss} in step {state.step + 1}, of the queries {queries}, and the weights are those "
-                f"before it: lower learning_rates, set max_grad_norm, or take dtype='bfloat16' in place of 'float16'"
+                f"the loss is {loss} in step {state.step + 1}, of the queries {queries}; the weights are those before "
+                f"it: lower learning_rates, set max_grad_norm, or use dtype='bfloat16' instead of 'float16'"
             )
         processes.sum_gradients(self.model)
         if recipe.max_grad_norm is not None:
@@ -198,7 +198,7 @@ class Run:
         dtype, size = getattr(torch, self.recipe.dtype), self.recipe.queries_per_forward
         divisor = examples_of_all if self.recipe.reduction == "mean" else 1
         total = 0.0
-        # Texts of like length share a pass, so that little is padded.
+        # Texts of similar length are in the same batch, to reduce padding.
         ordered = sorted(examples, key=lambda example: sum(map(len, example.texts)))
         for start in range(0, len(ordered), size):
             with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -208,7 +208,7 @@ class Run:
         return total
 
     def figures(self) -> dict[str, float]:
-        """Return loss, learning rate and speed of the steps since the last entry of the history."""
+        """Return the loss, learning rate and speed of the steps since the last entry of the history."""
         state = self.state
         return {
             "loss": state.loss / state.examples,
@@ -217,17 +217,17 @@ class Run:
         }
 
     def report(self, validate: Callable[[], float] | None) -> None:
-        """Validate, write an entry of the history and save the state, where each is due after this step."""
+        """Validate, add an entry to the history and save the state, if they are due after this step."""
         state, recipe = self.state, self.recipe
         epoch_ends, every = state.step % self.steps_per_epoch == 0, recipe.validate_steps
         due = state.step == self.total_steps or (epoch_ends if every is None else state.step % every == 0)
         if not (due or epoch_ends or state.step % recipe.save_steps == 0):
             return
-        # In all processes: diverged weights must not replace the saved ones.
+        # Checked in all processes, because diverged weights must not replace the saved ones.
         for name, tensor in trained_tensors(self.model).items():
             if not torch.isfinite(tensor).all():
                 problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
-                raise FloatingPointError(f"{problem}; make a new model and lower learning_rates, or set max_grad_norm")
+                raise FloatingPointError(f"{problem}: create a new model, lower learning_rates or set max_grad_norm")
         if due or epoch_ends:
             origin = self.history[self.old_entries - 1] if self.old_entries else {"epoch": 0, "step": 0}
             epoch = -(-state.step // self.steps_per_epoch)
@@ -245,10 +245,10 @@ class Run:
             self.file.write(tensors, {"state": asdict(state), "history": history, "scaler": self.scaler.state_dict()})
 
     def _validate(self, validate: Callable[[], float]) -> float:
-        """Return the validation's value, and keep the weights if it is the best so far."""
+        """Return the value of a validation, and keep the weights if it is the best so far."""
         self.model.eval()
         value = validate()
-        (value,) = self.processes.sum(value if self.processes.rank == 0 else 0.0)  # that of the first process counts
+        (value,) = self.processes.sum(value if self.processes.rank == 0 else 0.0)  # the value of the first process
         self.model.train()
         if self.state.best is None or value > self.state.best:
             self.state.best, self.state.worse = value, 0
@@ -258,15 +258,15 @@ class Run:
         return value
 
     def end(self) -> None:
-        """Leave the model with its best weights, out of training."""
+        """Restore the best weights and leave training mode."""
         self.model.load_state_dict(self.best, strict=False)
-        # The next training must not begin with the gradients of an interrupted step.
+        # The next training must not start with gradients of an interrupted step.
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
         self.processes.end()
 
     def resume(self, settings: Mapping[str, Any]) -> bool:
-        """Continue from the state in the checkpoint folder, which must be of this training, if there is one."""
+        """Continue from the state in the checkpoint folder, if there is one; it must belong to this training."""
         self.file = StateFile(self.model, self.data, self.recipe, settings, self.total_steps)
         contents = self.file.read()
         if contents is None:
@@ -287,7 +287,7 @@ class Run:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that training changes: trainable parameters, and the buffers of a saved model."""
+    """Return the tensors that training changes: trainable parameters and saved buffers."""
     saved, tensors = model.state_dict().keys(), {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.requires_grad or (name in saved and not isinstance(tensor, nn.Parameter)):

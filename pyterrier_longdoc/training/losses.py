@@ -1,7 +1,7 @@
-"""Losses as pure functions of scores, each a scalar: the sum over queries.
+"""Losses as pure functions of scores; each returns a scalar, the sum over queries.
 
-Shapes, with G queries, C candidates of each and n negatives: scores `(G, C)`, labels and a teacher's targets the same.
-The losses of pairs want the positive's score first, `(G, 1 + n)`.
+Shapes, with G queries, C candidates per query and n negatives: scores, labels and targets of a teacher are `(G, C)`.
+Losses of pairs need the score of the positive first, `(G, 1 + n)`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def pairwise_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tenso
 
 
 def multi_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tensor:
-    """`sum 1 / (1 + n) sum_- max(0, margin - s+ + s-)`: torch's multi-class margin, with many negatives.
+    """`sum 1 / (1 + n) sum_- max(0, margin - s+ + s-)`: torch's multi-class margin loss, for several negatives.
 
-    With one negative half of `pairwise_margin`.
+    With one negative, it is half of `pairwise_margin`.
     """
     return pairwise_margin(scores, margin=margin) / scores.shape[1]
 
@@ -33,7 +33,7 @@ def pairwise_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 
 def ranknet(scores: torch.Tensor) -> torch.Tensor:
-    """`sum mean_- -log sigmoid(s+ - s-)` (Burges et al. 2005); with one negative the same as `cross_entropy`."""
+    """`sum mean_- -log sigmoid(s+ - s-)` (Burges et al. 2005); with one negative, equal to `cross_entropy`."""
     return functional.softplus(-_gaps(scores)).mean(1).sum()
 
 
@@ -45,8 +45,8 @@ def cross_entropy(scores: torch.Tensor) -> torch.Tensor:
 def listwise_cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """`sum_q -sum_d (y_d / sum y) log softmax(s)_d` (Bruch et al. 2019): graded labels as a distribution.
 
-    Labels below 0 count as 0; a query without any label above 0 costs nothing. With a single positive the same as
-    `cross_entropy`.
+    Labels below 0 count as 0; a query without a label above 0 has no loss. With a single positive of any grade, equal
+    to `cross_entropy`.
     """
     gains = labels.clamp(min=0).to(scores.dtype)
     targets = gains / gains.sum(1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
@@ -54,10 +54,10 @@ def listwise_cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.
 
 
 def pointwise_bce(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """`sum -log sigmoid(s)` of the relevant documents, whose labels are above 0, and `sum -log sigmoid(-s)` of others.
+    """`sum -log sigmoid(s)` over relevant documents (labels above 0) plus `sum -log sigmoid(-s)` over the others.
 
-    With the difference of two logits as score that is the cross entropy of the classes "not relevant" and "relevant"
-    (Li et al., PARADE); the models here have that one logit.
+    If the score is the difference of two logits, this is the cross entropy of the classes "not relevant" and "relevant"
+    (Li et al., PARADE). The models of this package have a single logit.
     """
     return functional.binary_cross_entropy_with_logits(scores, (labels > 0).to(scores.dtype), reduction="sum")
 
@@ -66,7 +66,7 @@ def lambda_loss(scores: torch.Tensor, labels: torch.Tensor, *, mu: float = 10.0)
     """NDCG-Loss2++ of the LambdaLoss framework (Wang et al. 2018, section 6.2).
 
     `sum_{y_i > y_j} (rho_ij + mu delta_ij) |G_i - G_j| log2(1 + exp(s_j - s_i))` with gains
-    `G = (2^y - 1) / maxDCG`, discounts `D_r = log2(1 + r)` at the present ranks, `rho_ij = |1 / D_i - 1 / D_j|` and
+    `G = (2^y - 1) / maxDCG`, discounts `D_r = log2(1 + r)` at the current ranks, `rho_ij = |1 / D_i - 1 / D_j|` and
     `delta_ij = |1 / D_|i-j| - 1 / D_|i-j|+1|`. Labels below 0 count as 0; `mu` is 10 in the paper, and 0 gives
     LambdaRank's weights.
     """
@@ -91,9 +91,9 @@ def margin_mse(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def listwise_kl(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """`sum KL(softmax(t) || softmax(s))`: the teacher's distribution over a query's candidates (Ren et al. 2021).
+    """`sum KL(softmax(t) || softmax(s))`: the teacher's distribution over the candidates of a query (Ren et al. 2021).
 
-    Only differences of scores count, so that the teacher's scale may be shifted; labels do not count.
+    Only score differences matter, so scores of the teacher can be shifted. Labels are not used.
     """
     teacher = functional.log_softmax(targets.to(scores.dtype), dim=1)
     return functional.kl_div(functional.log_softmax(scores, dim=1), teacher, reduction="sum", log_target=True)
@@ -104,28 +104,28 @@ def distillation(
 ) -> torch.Tensor:
     """`alpha CE(student, label) + (1 - alpha) / 2 (z_teacher - z_student)^2`, summed over documents (PARADE, Eq. 8).
 
-    The paper has two logits a document, `(1 - alpha) ||z_teacher - z_student||^2`; the one of models here is their
-    difference. Logits `-z / 2, z / 2` are at half the squared distance of their differences z, and their cross entropy
-    is that of `pointwise_bce`. Differs from the authors' code: it takes the mean over the two logits, which halves the
-    teacher's part once more. `alpha`, the weight of the labels, is 0.75 in the paper.
+    The paper has two logits per document, `(1 - alpha) ||z_teacher - z_student||^2`; the single logit of this package's
+    models is their difference. For logits `-z / 2, z / 2`, the squared distance is half of that of the differences z,
+    and the cross entropy is `pointwise_bce`. Differs from the authors' code, which averages over the two logits and so
+    halves the teacher's part again. `alpha`, the weight of the labels, is 0.75 in the paper.
     """
     distance = (targets.to(scores.dtype) - scores).square().sum() / 2
     return alpha * pointwise_bce(scores, labels) + (1 - alpha) * distance
 
 
 def _gaps(scores: torch.Tensor) -> torch.Tensor:
-    """Return the `(G, n)` differences of the positive's score and each negative's."""
+    """Return the `(G, n)` differences between the scores of the positive and each negative."""
     return scores[:, :1] - scores[:, 1:]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss as the loop calls it.
+    """A loss for the training loop.
 
     Attributes:
-        compute: gets scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
+        compute: takes scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
         pairs: whether column 0 must be a positive and all others negatives.
-        teacher: whether the teacher's scores are needed.
+        teacher: whether scores of a teacher are needed.
         papers: keys of `references.bib`.
     """
 
@@ -152,4 +152,4 @@ LOSSES: dict[str, Loss] = {
         lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True, papers=("li-2024-parade",)
     ),
 }
-"""The losses that a recipe can name; one of your own is an entry more, `LOSSES["focal"] = Loss(compute)`."""
+"""The losses by name; add your own with `LOSSES["focal"] = Loss(compute)`."""

@@ -1,4 +1,4 @@
-"""Changes of a model for the time of its training: other dropout, recomputed activations, adapters."""
+"""Temporary changes of a model during training: dropout, gradient checkpointing, adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .recipe import Lora, TrainingArgs
 
 @contextmanager
 def changed_for_training(model: nn.Module, recipe: TrainingArgs) -> Iterator[None]:
-    """Give the model the dropout, the adapters and the recomputation that the recipe asks for."""
+    """Apply the dropout, adapters and gradient checkpointing of the recipe to the model."""
     with ExitStack() as stack:
         if recipe.dropout is not None:
             stack.enter_context(dropping(model, recipe.dropout))
@@ -30,10 +30,10 @@ def changed_for_training(model: nn.Module, recipe: TrainingArgs) -> Iterator[Non
 
 @contextmanager
 def dropping(model: nn.Module, rate: float) -> Iterator[None]:
-    """Let every layer drop this part of its inputs."""
+    """Set the dropout rate of every layer."""
     rates: list[tuple[nn.Module, str, float]] = []
     for module in model.modules():
-        # Attention without a dropout layer has its rate in an attribute.
+        # Attention without a dropout layer stores its rate in an attribute.
         names = ["p"] if isinstance(module, _DropoutNd) else [name for name in vars(module) if "dropout" in name]
         rates += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module)[name], Real)]
     for module, name, _ in rates:
@@ -47,11 +47,11 @@ def dropping(model: nn.Module, rate: float) -> Iterator[None]:
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
-    """Switch on gradient checkpointing in every Hugging Face model inside."""
+    """Enable gradient checkpointing in every Hugging Face model in the model."""
     parts: list[Any] = [m for m in model.modules() if getattr(m, "supports_gradient_checkpointing", False)]
     if not parts:
         raise ValueError("gradient_checkpointing=True has no effect: the backbone does not support it")
-    # transformers 5 has renamed both.
+    # transformers 5 renamed both methods.
     for part in parts:
         enable = getattr(part, "activation_checkpointing_enable", None) or part.gradient_checkpointing_enable
         enable({"use_reentrant": False})
@@ -65,10 +65,10 @@ def recomputing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def adapted(model: nn.Module, lora: Lora) -> Iterator[None]:
-    """Put peft's low-rank adapters on the backbones and on pre-trained aggregators, which are frozen meanwhile.
+    """Add peft's low-rank adapters to backbones and pre-trained aggregators, which are frozen in the meantime.
 
-    Afterwards the adapters are part of the weights, and all modules and names are as before. peft's `merge_and_unload`
-    cannot do that: it cannot remove adapters from a module that takes only some of them.
+    Afterwards, the adapters are merged into the weights, and all modules and names are as before. peft's
+    `merge_and_unload` is not used, because it cannot remove adapters from a module with adapters on some layers only.
     """
     peft = import_extra("peft", "train", "LoRA needs peft")
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)

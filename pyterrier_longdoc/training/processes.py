@@ -1,4 +1,4 @@
-"""Training in several processes, and its trackers, by accelerate."""
+"""Training in several processes and with trackers, by accelerate."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .recipe import TrainingArgs
 
 
 def is_first_process() -> bool:
-    """Return whether this is the only process, or the first of several that train together."""
+    """Return whether this is the only process or the first of several training processes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class Processes:
-    """The processes that train together, or this one alone; all have all weights, and begin with those of the first.
+    """One or several training processes, all of which hold all weights and start with those of the first process.
 
-    Each computes the gradients of a part of a step's queries, and the gradients are summed: up to rounding and dropout,
-    any number of processes computes the same. A program that calls `fit` becomes several by `accelerate launch` on
-    GPUs, by `torchrun --nproc_per_node 4` also on CPUs.
+    Each process computes the gradients for a part of the queries of a step, and the gradients are summed. Up to
+    rounding and dropout, the result does not depend on the number of processes. To train in several processes, run the
+    program with `accelerate launch` on GPUs, or with `torchrun --nproc_per_node 4` also on CPUs.
     """
 
     def __init__(self, model: nn.Module, recipe: TrainingArgs) -> None:
@@ -51,17 +51,17 @@ class Processes:
         return self.accelerator.reduce(total, "sum").tolist()
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Make each gradient the sum over all processes."""
+        """Sum each gradient over all processes."""
         if self.number == 1:
             return
         parameters = [p for p in model.parameters() if p.requires_grad]
-        # As in one process, a parameter that no query needed stays as it is, weight decay included.
+        # As in one process, parameters that no query uses are not changed, not even by weight decay.
         counts = self.sum(*[float(p.grad is not None) for p in parameters])
         active = [p for p, count in zip(parameters, counts, strict=True) if count]
         for parameter in active:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         gradients: list[Any] = [parameter.grad for parameter in active]
-        # One message, not hundreds.
+        # Sent in a single message.
         summed = self.accelerator.reduce(nn.utils.parameters_to_vector(gradients), "sum")
         nn.utils.vector_to_parameters(summed, gradients)
 
@@ -71,6 +71,6 @@ class Processes:
             self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
 
     def end(self) -> None:
-        """End the trackers; accelerate's `end_training` would also end the connection, which the next fit needs."""
+        """End the trackers. `end_training` of accelerate would also end the connection needed by the next fit."""
         for tracker in [] if self.accelerator is None else self.accelerator.trackers:
             tracker.finish()

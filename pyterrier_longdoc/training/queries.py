@@ -1,4 +1,4 @@
-"""Which queries a model is trained and validated on, and why others are left out."""
+"""The queries used for training and validation, and the reasons why others are left out."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..common.frames import as_strings, check_columns, integer_labels, labels_of
 
 
 class LeftOutWarning(UserWarning):
-    """Queries of the training candidates, or judged documents, are left out; `trained_on` of the model says why."""
+    """Training queries or judged documents are left out; `trained_on` of the model shows why."""
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """Which queries `fit` learned from; as a string, one line.
+    """The queries from which `fit` learned, with a summary line as its string.
 
     Attributes:
         queries: queries of the training candidates.
-        used: those that are trained on.
-        candidates: their candidates that may be drawn, with judged documents that were added.
-        relevant: relevant ones among these candidates.
-        added: judged documents that were not retrieved and that `judged="all"` adds.
-        not_found: judged documents that were not retrieved and that the text loader does not have either.
-        unjudged: queries left out because the qrels do not have their qid.
+        used: queries used for training.
+        candidates: their candidates that can be sampled, including added judged documents.
+        relevant: relevant documents among these candidates.
+        added: judged documents that were not retrieved and were added by `judged="all"`.
+        not_found: judged documents that were neither retrieved nor found by the text loader.
+        unjudged: queries left out because their qid is not in the qrels.
         without_relevant: queries left out because the qrels have no relevant document for them.
-        not_retrieved: queries left out because no relevant document of theirs is among the candidates.
-        without_negative: queries left out because no candidate may be a negative.
-        validated: queries of the validation; 0 without validation.
-        qids: those that are trained on.
+        not_retrieved: queries left out because none of their relevant documents is among the candidates.
+        without_negative: queries left out because no candidate can be a negative.
+        validated: validation queries; 0 without validation.
+        qids: the qids of the queries used for training.
     """
 
     queries: int = 0
@@ -65,7 +65,7 @@ class TrainedOn:
 
     @property
     def left_out(self) -> str:
-        """How many queries are not trained on, by reason."""
+        """The numbers of queries that are left out, by reason."""
         reasons = {
             "not in the qrels": self.unjudged,
             "without a relevant document in the qrels": self.without_relevant,
@@ -80,7 +80,7 @@ def labels_and_counts(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Join R candidates with their qrels.
 
-    Return `(R,)` labels, NaN where there is none, and the numbers of queries, of all and by reason to leave them out.
+    Returns `(R,)` labels, NaN for unjudged candidates, and the numbers of all queries and of those left out, by reason.
     """
     check_columns(qrels, ("qid", "docno", "label"), owner)
     keys = _keys(results)
@@ -98,7 +98,7 @@ def labels_and_counts(
 
 
 def nothing_to_learn(task: str, counts: TrainedOn, results: pd.DataFrame, qrels: pd.DataFrame) -> NoReturn:
-    """Raise ValueError for no query to train or validate on: counts by reason, and ids of both frames."""
+    """Raise ValueError if no query can be used, with counts by reason and ids of both frames."""
     ids = [
         f"the {name} have {column}s such as {', '.join(map(repr, frame[column].unique()[:3].tolist())) or 'none'}"
         for column in ("qid", "docno")
@@ -111,7 +111,7 @@ def nothing_to_learn(task: str, counts: TrainedOn, results: pd.DataFrame, qrels:
 
 
 def check_validation(results: pd.DataFrame, qrels: pd.DataFrame) -> int:
-    """Return how many queries are validated on; refuse data without any relevant candidate."""
+    """Return the number of validation queries; refuse data without a relevant candidate."""
     labels, counts = labels_and_counts(results, qrels, 1, "the validation qrels")
     integer_labels(qrels, "the validation qrels")
     used, relevant = counts["queries"] - counts["unjudged"], int(np.count_nonzero(labels >= 1))

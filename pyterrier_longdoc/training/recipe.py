@@ -1,4 +1,4 @@
-"""The training recipe, and those of the papers by name."""
+"""Training recipes, including those of the papers by name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .losses import LOSSES
 
 @dataclass(frozen=True, repr=False)
 class Lora(ReprMixin):
-    """Low-rank adapters (Hu et al. 2022) on the backbone, and on a pre-trained aggregator, themselves frozen.
+    """Low-rank adapters (Hu et al. 2022) on the frozen backbone and pre-trained aggregator.
 
-    Needs `peft`. After training they are added to the weights, so that the model is saved and loaded like any other;
-    `save_adapter` stores it as a small difference. They want learning rates of 1e-4 to 1e-3.
+    Needs `peft`. After training, the adapters are merged into the weights, so that the model is saved and loaded like
+    any other; `save_adapter` stores only the difference. Suitable learning rates are 1e-4 to 1e-3.
 
     Args:
-        rank: of the update of each matrix.
+        rank: the rank of the update of each matrix.
         alpha: the update is scaled by `alpha / rank`.
-        dropout: before the update.
-        targets: `"all-linear"`, or the ends of the names of the layers that get one, e.g. `("query", "value")`.
+        dropout: the dropout rate before the update.
+        targets: `"all-linear"`, or suffixes of the names of layers with adapters, e.g. `("query", "value")`.
 
     Example:
         `ld.TrainingArgs(lora=ld.Lora(rank=8), learning_rates={"": 2e-4})`
@@ -49,73 +49,75 @@ class Lora(ReprMixin):
 
 @dataclass(frozen=True, repr=False)
 class TrainingArgs(ReprMixin):
-    """How a model is trained; the defaults are rates, loss and sizes of Boytsov et al. 2025.
+    """The settings of a training; the defaults are the learning rates, loss and sizes of Boytsov et al. 2025.
 
-    `TrainingArgs.preset(name)` gives the recipes of the papers; `"boytsov2025"` also draws candidates and lowers the
-    rates from epoch to epoch as theirs does.
+    `TrainingArgs.preset(name)` returns the recipes of the papers; `"boytsov2025"` also has the sampling and the
+    learning rate decay per epoch of that paper.
 
-    What is learned:
+    Objective and length:
 
     Args:
-        epochs: passes over the queries.
-        max_steps: end after so many optimiser steps; None for all epochs.
+        epochs: the number of passes over the queries.
+        max_steps: the maximum number of optimiser steps; None for all epochs.
         loss: a name in `pyterrier_longdoc.training.LOSSES`.
-        margin: of the margin losses, `max(0, margin - s+ + s-)`.
-        alpha: weight of the labels beside the teacher in the `"distillation"` loss; 0.75 in PARADE.
-        reduction: of the losses of a step's queries: their `"sum"` or their `"mean"`.
+        margin: the margin of margin losses, `max(0, margin - s+ + s-)`.
+        alpha: the weight of the labels relative to the teacher in the `"distillation"` loss; 0.75 in PARADE.
+        reduction: the `"sum"` or `"mean"` of the losses over the queries of a step.
 
-    What is drawn:
+    Sampling of candidates:
 
     Args:
-        sampling: `"pairs"`: per epoch and query one positive and `negatives` negatives; `"pointwise"`: each candidate
-            alone, once per epoch (PARADE); `"listwise"`: per epoch and query up to `1 + negatives` candidates of any
-            label, at least one of them a positive.
-        negatives: how many.
-        negative_pool: choose so many negatives of a query once, by the seed, and draw from these; None for all.
-        max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
-        min_label: the lowest positive label; lower ones, also those below 0, are negative.
-        judged: judged documents to train on: `"retrieved"` ones, which leaves out queries without a relevant
-            candidate; or `"all"`, whatever their rank, as in FlexNeuART: the model's `text_loader` supplies the text of
+        sampling: `"pairs"`: one positive and `negatives` negatives per epoch and query; `"pointwise"`: each candidate
+            separately, once per epoch (PARADE); `"listwise"`: up to `1 + negatives` candidates of any label per epoch
+            and query, including a positive.
+        negatives: the number of negatives.
+        negative_pool: sample this many negatives of a query once, by the seed, and use only these; None for all.
+        max_negative_rank: the maximum rank of negatives among the candidates; None for all.
+        min_label: the smallest positive label; smaller ones, also below 0, are negative.
+        judged: the judged documents to use: only `"retrieved"` ones, which leaves out queries without a relevant
+            candidate; or `"all"`, whatever their rank, as in FlexNeuART. The model's `text_loader` loads the text of
             documents that were not retrieved.
-        unjudged: candidates without a label are a `"negative"`, or left out, `"skip"`.
-        augment: changes each training text, `(text, random.Random) -> text`, e.g. a rotation; a function of a module.
-        teacher_field: the column with the teacher's scores, for losses that need one.
+        unjudged: treat candidates without a label as `"negative"`, or `"skip"` them.
+        augment: a module-level function `(text, random.Random) -> text` that changes each training text, e.g. a
+            rotation.
+        teacher_field: the column with the scores of the teacher, for losses that need one.
 
-    How the weights move:
+    Optimization of the weights:
 
     Args:
-        queries_per_step: queries (with `"pointwise"`: documents) whose gradients make an optimiser step.
-        queries_per_forward: how many of these pass through the model at once: more is faster and takes more memory.
-        learning_rates: learning rate by prefix of the parameter's name; the longest matching prefix counts, `""`
+        queries_per_step: the number of queries (with `"pointwise"`: documents) per optimiser step.
+        queries_per_forward: the number of queries per forward pass; larger values are faster and need more memory.
+        learning_rates: learning rates by prefix of the parameter's name. The longest matching prefix counts; `""`
             matches the rest.
-        weight_decay: of AdamW.
-        decay: on `"all"` parameters, or on `"matrices"` alone and so not on biases and layer norms (PARADE).
-        schedule: of the learning rates after the warm-up: `"constant"`; `"linear"`: down to 0; `"one_cycle"`: up from
-            1/25 and down to 1/250000, linearly, with AdamW's first beta from 0.95 down to 0.85 and up again.
-        warmup: share of all steps, rounded down, over which the learning rates grow from 0, that of the first step.
-        epoch_decay: the learning rates are multiplied by it after each epoch.
-        restart_each_epoch: begin each epoch with a new optimiser and its schedule anew, as FlexNeuART does.
-        max_grad_norm: longer gradients are cut to this length; None leaves them.
-        dropout: of all layers while training, attention included; None leaves it as the checkpoint has it (mostly
-            0.1). At 0 a step is faster, on a CPU by about a third.
-        dtype: precision of the backbone's computation; weights stay in `"float32"`.
-        gradient_checkpointing: compute activations twice instead of keeping them: less memory, a third more time.
+        weight_decay: the weight decay of AdamW.
+        decay: apply weight decay to `"all"` parameters, or only to `"matrices"`, not to biases and layer norms
+            (PARADE).
+        schedule: the learning rates after the warm-up: `"constant"`; `"linear"`: down to 0; `"one_cycle"`: linearly up
+            from 1/25 and down to 1/250000, with AdamW's first beta from 0.95 down to 0.85 and up again.
+        warmup: the share of all steps, rounded down, in which the learning rates increase from 0 (at the first step).
+        epoch_decay: the factor of the learning rates after each epoch.
+        restart_each_epoch: restart the optimiser and the schedule in each epoch, as FlexNeuART does.
+        max_grad_norm: the maximum norm of gradients, for clipping; None for no clipping.
+        dropout: the dropout rate of all layers in training, including attention; None uses that of the checkpoint
+            (usually 0.1). With 0, a step is faster, on a CPU by about a third.
+        dtype: the precision of the backbone's computation; weights stay in `"float32"`.
+        gradient_checkpointing: recompute activations instead of storing them, for less memory and a third more time.
         lora: train low-rank adapters instead of the backbone.
 
-    What is validated and saved:
+    Validation and saving:
 
     Args:
-        metric: a measure as in `pt.Experiment`; with validation data, the weights that are best by it are kept.
-        validate_steps: validate every so many optimiser steps; None after each epoch.
-        patience: stop after so many validations without a new best; None never.
-        checkpoint: a folder for the state of the training: after a kill the same call continues from it, and a finished
-            training continues when `epochs`, `max_steps` or `patience` are raised.
-        save_steps: write the state every so many steps, and after each epoch and validation.
-        trackers: accelerate's: `"tensorboard"`, `"wandb"`, ... or tracker objects.
-        seed: order of the queries, choice of positives and negatives, dropout; None for the model's own `seed`.
+        metric: a measure as in `pt.Experiment`; with validation data, the weights with the highest value are kept.
+        validate_steps: validate every `validate_steps` optimiser steps; None after each epoch.
+        patience: stop after this many validations without a new best value; None for no early stopping.
+        checkpoint: a folder for the state of the training. After an interruption, the same call continues from it. A
+            finished training continues if `epochs`, `max_steps` or `patience` is increased.
+        save_steps: save the state every `save_steps` steps, and after each epoch and validation.
+        trackers: trackers of accelerate, by name (`"tensorboard"`, `"wandb"`, ...) or as objects.
+        seed: the random seed of the order of queries, the sampling and dropout; None uses the model's `seed`.
 
     Raises:
-        ValueError: for values that are out of range or do not fit together.
+        ValueError: for values that are out of range or incompatible.
 
     Example:
         `ld.MaxP(training=ld.TrainingArgs(epochs=3, patience=1)).fit(run, qrels, dev_run, dev_qrels)`
@@ -165,11 +167,11 @@ class TrainingArgs(ReprMixin):
         rates = self.learning_rates
         by_prefix = isinstance(rates, Mapping) and "" in rates
         if not by_prefix or not all(isinstance(rate, Real) and 0 <= rate < inf for rate in rates.values()):
-            raise ValueError(f"TrainingArgs: learning_rates={rates!r} must be rates by prefix, with '' for all others")
+            raise ValueError(f"TrainingArgs: learning_rates={rates!r} must be rates by prefix, with '' for the rest")
         check_type(Callable | None, "a function", augment=self.augment)
         check_type(Lora | None, "Lora(...)", lora=self.lora)
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
-            raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
+            raise ValueError(f"loss={self.loss!r} compares positives with negatives, so it needs sampling='pairs'")
         trackers = (self.trackers,) if isinstance(self.trackers, str) else tuple(self.trackers)
         changes = {"metric": str(measure_named(self.metric)), "learning_rates": dict(rates), "trackers": trackers}
         for name, value in changes.items():
@@ -177,26 +179,26 @@ class TrainingArgs(ReprMixin):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> TrainingArgs:
-        """Return a paper's recipe; `recipes` returns those of several rounds, as a tuple.
+        """Return the recipe of a paper; for recipes with several rounds, use `recipes`.
 
         Args:
             name: `"boytsov2025"`, `"robust04"` (both Boytsov et al. 2025), `"parade"`, `"parade-distillation"` (Eq. 8,
                 needs a teacher's scores), `"best"` or `"best-robust04"` (for `fit_on_best_segments`).
-            **changes: arguments that differ.
+            **changes: arguments to change.
         """
         rounds = recipes(name, **changes)
         if len(rounds) > 1:
-            raise ValueError(f"{name!r} has {len(rounds)} rounds: take training.recipes({name!r}) and fit_in_turn")
+            raise ValueError(f"{name!r} has {len(rounds)} rounds: use training.recipes({name!r}) and fit_in_turn")
         return rounds[0]
 
     def with_seed(self, seed: int) -> TrainingArgs:
-        """Return the same recipe with a seed."""
+        """Return the recipe with another seed."""
         seeded = copy.copy(self)
         object.__setattr__(seeded, "seed", seed)
         return seeded
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON-able values by name, without the arguments for checkpoints and trackers."""
+        """Return JSON-serializable values by name, without the arguments for checkpoints and trackers."""
         values = dict(vars(self))
         for name in ("checkpoint", "save_steps", "trackers"):
             del values[name]
@@ -205,17 +207,18 @@ class TrainingArgs(ReprMixin):
         return values
 
 
-# FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step of fewer than 16 queries is
-# trained too.
+# FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step with fewer than 16 queries is
+# not dropped.
 _BOYTSOV = TrainingArgs(negative_pool=5, judged="all", epoch_decay=0.95, restart_each_epoch=True)
 
-# 100 passes over about 200 queries under one schedule, from the model trained on MS MARCO documents (`start_from`).
+# 100 epochs over about 200 queries with one schedule, starting from the model trained on MS MARCO documents
+# (`start_from`).
 _ROBUST04 = TrainingArgs(epochs=100, negative_pool=100, max_negative_rank=1000, judged="all", metric="nDCG@20")
 
-# Li et al. (PARADE): every candidate alone, from a model trained on MS MARCO passages; their 2-logit cross entropy is
-# the binary one here. Differs from their code: steps are not rounded down to thousands; the rate decays from the end
-# of the warm-up on (theirs from the first step: 0.9 is left after it); AdamW corrects its means, and its epsilon is
-# 1e-8 (1e-6).
+# Li et al. (PARADE): pointwise, from a model trained on MS MARCO passages; their cross entropy of two logits equals the
+# binary cross entropy of one. Differs from their code: steps are not rounded down to thousands; the learning rate
+# decays from the end of the warm-up (theirs from the first step, so that 0.9 is left after the warm-up); AdamW has bias
+# correction and an epsilon of 1e-8 (1e-6).
 _PARADE = TrainingArgs(
     epochs=3,
     loss="pointwise_bce",
@@ -232,8 +235,8 @@ _PARADE = TrainingArgs(
     metric="nDCG@20",
 )
 
-# MacAvaney et al. 2019: 32 batches of 16 pairs between validations, at most 100 of these, patience 20. The first round
-# trains the plain ranker (AvgP), the second CEDR from its weights (`start_from`).
+# MacAvaney et al. 2019: 32 batches of 16 pairs between validations, at most 100 validations, patience 20. The first
+# round trains the vanilla ranker (AvgP), the second trains CEDR from its weights (`start_from`).
 _CEDR = TrainingArgs(
     epochs=3200,
     max_steps=3200,
@@ -247,11 +250,11 @@ _CEDR = TrainingArgs(
     patience=20,
 )
 
-# Boytsov et al. 2022: an epoch on each of three candidate runs, the hardest last.
+# Boytsov et al. 2022: one epoch on each of three candidate runs, the hardest last.
 _LEADERBOARD = TrainingArgs(negative_pool=5, judged="all")
 
-# Kim et al. (BeST): one positive and one negative of the top 100, until the dev set's reciprocal rank falls. The paper
-# gives neither learning rate nor batch size; these are usual for BERT.
+# Kim et al. (BeST): one positive and one negative from the top 100, until the reciprocal rank on the dev set decreases.
+# The paper does not give the learning rate and batch size; these are usual for BERT.
 _BEST = TrainingArgs(epochs=10, learning_rates={"": 1e-5}, metric="RR@100", patience=1)
 
 PRESETS = MappingProxyType(
@@ -266,16 +269,16 @@ PRESETS = MappingProxyType(
         "best-robust04": (replace(_BEST, loss="pointwise_bce", negatives=10, metric="nDCG@20"),),
     }
 )
-"""Recipes by name. A recipe of several rounds is trained by `fit_in_turn`, or model by model."""
+"""Recipes by name. Use `fit_in_turn` for a recipe with several rounds, or train model by model."""
 
 
 def seed_of(args: TrainingArgs) -> int:
-    """Return the recipe's seed, or the default seed of models."""
+    """Return the seed of the recipe or the default seed of models."""
     return 42 if args.seed is None else int(args.seed)
 
 
 def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
-    """Return keys of `references.bib` for the loss and the adapters of a recipe as `TrainingArgs.as_dict` has it."""
+    """Return keys of `references.bib` for the loss and adapters of a recipe in the form of `TrainingArgs.as_dict`."""
     if recipe is None:
         return []
     loss = LOSSES.get(recipe.get("loss", ""))
@@ -283,6 +286,6 @@ def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
 
 
 def recipes(name: str, **changes: Any) -> tuple[TrainingArgs, ...]:
-    """Return the rounds of a paper's recipe, one of `PRESETS`, with arguments that differ in all of them."""
+    """Return the rounds of a recipe in `PRESETS`, with arguments to change in all of them."""
     check_arguments("str", choices=PRESETS.keys(), name=name)
     return tuple(replace(recipe, **changes) for recipe in PRESETS[name])

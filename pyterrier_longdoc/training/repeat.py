@@ -1,4 +1,4 @@
-"""Repeated trainings: on several runs in turn, for each fold, with several seeds."""
+"""Repeated training: on several runs in turn, by folds, and with several seeds."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def fit_in_turn(
     *,
     training: Sequence[TrainingArgs],
 ) -> Any:
-    """Fit a model on several candidate runs in turn, e.g. of ever better first stages with ever harder negatives.
+    """Fit a model on several candidate runs in turn, e.g. of better and better first stages with harder negatives.
 
     Args:
-        model: a reranker, which is returned; its `training` is the same afterwards.
-        runs: training candidates of each round, as `fit` takes them.
-        qrels_tr: labels of all of them.
-        topics_or_res_va: validation candidates of every round.
+        model: a reranker, which is returned; its `training` does not change.
+        runs: the training candidates of each round, as for `fit`.
+        qrels_tr: the labels for all of them.
+        topics_or_res_va: the validation candidates for all rounds.
         qrels_va: their labels.
-        training: each round's recipe, e.g. `recipes("leaderboard")`. A checkpoint folder gets a subfolder for each
-            round, and a finished round is not trained again.
+        training: the recipe of each round, e.g. `recipes("leaderboard")`. A checkpoint folder gets a subfolder for each
+            round, and finished rounds are not trained again.
     """
     old_recipe = model.training
     try:
@@ -57,12 +57,12 @@ def fit_in_turn(
 
 
 class FoldModels(NotebookMixin, pt.Transformer):
-    """Sends each query to the model of its fold, which was not trained on the query's judgements.
+    """Scores each query with the model of its fold, which was not trained on judgements for the query.
 
     Args:
-        models: one for each fold.
-        folds: each fold's qids.
-        run: each model's run of its own fold: `qid, query, docno, score, rank`.
+        models: the models, one per fold.
+        folds: the qids of each fold.
+        run: the runs of all models on their folds: `qid, query, docno, score, rank`.
     """
 
     def __init__(self, models: Sequence[Any], folds: Sequence[Sequence[str]], run: pd.DataFrame) -> None:
@@ -71,14 +71,14 @@ class FoldModels(NotebookMixin, pt.Transformer):
         self.run = run
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Score every row with the model of its query's fold; the rows stay as they are, with `score` and `rank`."""
+        """Score every row with the model of its query's fold; rows stay the same, with new `score` and `rank`."""
         if not len(inp):
             return self.models[0].transform(inp)
         pt.validate.columns(inp, includes=["qid"], context=self)
         fold_of = {qid: number for number, fold in enumerate(self.folds) for qid in fold}
         unknown = next((qid for qid in as_strings(inp["qid"]) if qid not in fold_of), None)
         if unknown is not None:
-            raise ValueError(f"query {unknown!r} is in no fold: any of the models may have been trained on it")
+            raise ValueError(f"qid {unknown!r} is not in any fold, so models may have been trained on it: leave it out")
         numbers = np.array([fold_of[qid] for qid in as_strings(inp["qid"])])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
@@ -86,7 +86,7 @@ class FoldModels(NotebookMixin, pt.Transformer):
 
     @property
     def history(self) -> pd.DataFrame:
-        """The histories of all models one below the other, with the column `fold`, from 0."""
+        """The concatenated histories of all models, with the column `fold`, from 0."""
         return pd.concat([model.history.assign(fold=i) for i, model in enumerate(self.models)], ignore_index=True)
 
     def __repr__(self) -> str:
@@ -105,44 +105,44 @@ def k_fold_fit(
     executor: Any = None,
     verbose: bool = False,
 ) -> FoldModels:
-    """Train one model for each fold on the candidates and judgements of the other folds.
+    """Train one model per fold on the candidates and judgements of the other folds.
 
-    Every model starts from the same weights. It scores the candidates of its own fold, whose judgements it was not
-    trained on.
+    Every model starts from the same weights, and scores the candidates of its own fold.
 
     Args:
-        model: a model that is copied for each fold with its weights, e.g. after a training on a larger collection, and
-            stays as it is; or a function that makes a new one.
-        run: candidates of all queries: `qid, query, docno`, `score` or `rank`, and the text, unless the model loads it.
+        model: a model, which is copied with its weights for each fold (e.g. after training on a larger collection) and
+            does not change; or a function that creates a new one.
+        run: candidates for all queries: `qid, query, docno`, `score` or `rank`, and the text unless the model loads it.
         qrels: `qid, docno, label`.
-        folds: a list of qids for each fold; each of the run's queries is in exactly one.
-        training_run: candidates to train on, e.g. `add_judged(run, ...)`; None for those of `run`.
-        validation: queries to choose the best weights by, which are not trained on: `"next fold"`; None trains on all.
-        folder: for models and runs. A second call with the same arguments continues after an interruption: finished
-            folds are read, and the fold under way continues.
-        executor: a `RayExecutor`: each of its workers trains one fold at a time. Workers on other machines must see the
-            same folder. None trains one fold after the other, here.
-        verbose: show a progress bar of the folds.
+        folds: a list of qids for each fold; each query of the run is in exactly one fold.
+        training_run: the training candidates, e.g. `add_judged(run, ...)`; None uses those of `run`.
+        validation: the queries to select the best weights, instead of training on them: `"next fold"`; None trains on
+            all.
+        folder: a folder for models and runs. After an interruption, a second call with the same arguments continues:
+            finished folds are read, and the current fold is resumed.
+        executor: a `RayExecutor`, each worker of which trains one fold at a time. Workers on other machines must share
+            the folder. None trains the folds one by one in this process.
+        verbose: show a progress bar over the folds.
 
     Returns:
-        A transformer that sends each query to the model of its fold; `.models`, and `.run`: the folds' runs as one
-        (`qid, query, docno, score, rank`) in the order of `run`.
+        A transformer that scores each query with the model of its fold, with the attributes `models` and `run`, the
+        runs of all folds (`qid, query, docno, score, rank`) in the order of `run`.
 
     Raises:
-        ValueError: if a query is not in exactly one fold, or the folder holds other models.
+        ValueError: if a query is not in exactly one fold, or the folder has other models.
     """
     check_columns(run, ("qid", "query", "docno"), "the candidates")
     check_arguments("str", choices=(None, NEXT_FOLD), validation=validation)
     run = run.reset_index(drop=True).assign(qid=as_strings(run["qid"]).tolist())
     train_on = run if training_run is None else training_run.assign(qid=as_strings(training_run["qid"]).tolist())
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    labels_of(qrels, "qrels")  # refused before the first fold is trained
+    labels_of(qrels, "qrels")  # checks labels before the first fold is trained
     qrels = qrels.assign(qid=as_strings(qrels["qid"]))
     parts = [{str(qid) for qid in fold} for fold in folds]
     qids = dict.fromkeys([*run["qid"], *train_on["qid"]])
     misplaced = [qid for qid in qids if sum(qid in part for part in parts) != 1]
     if misplaced:
-        raise ValueError(f"every query must be in exactly one fold: {len(misplaced)} are not, e.g. {misplaced[0]!r}")
+        raise ValueError(f"folds must have every query exactly once: {len(misplaced)} are wrong, e.g. {misplaced[0]!r}")
     tests = [_of(run, part) for part in parts]
 
     def fits() -> Iterator[_Fit]:
@@ -165,7 +165,7 @@ def _of(frame: pd.DataFrame, qids: Iterable[str]) -> pd.DataFrame:
 
 
 class _Fit(NamedTuple):
-    """A training: the model, its data, the folder, and candidates that the model scores afterwards, if any."""
+    """A training: the model, its data, the folder, and optionally candidates to score afterwards."""
 
     model: Any
     data: TrainingData
@@ -176,7 +176,7 @@ class _Fit(NamedTuple):
 def _fit_all(
     fits: Iterator[_Fit], unit: str, number: int, executor: Any, verbose: bool
 ) -> list[tuple[Any, pd.DataFrame | None]]:
-    """Train models one after the other, or on the workers of an executor; return them with their runs."""
+    """Train models one by one, or on the workers of an executor; return them with their runs."""
     models: WeakSet[Any] = WeakSet()
     results: dict[int, tuple[Any, pd.DataFrame | None]] = {}
 
@@ -199,7 +199,7 @@ def _fit_all(
 
 
 def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
-    """Train a model, or read it if it is finished, here or on a worker."""
+    """Train a model or read the finished one, in this process or on a worker."""
     trained = fit_or_load(fit.model, fit.data, fit.folder)
     run = None if fit.candidates is None else transform_or_read(trained, fit.candidates, fit.folder)
     if hasattr(trained, "to_cpu"):  # its next `transform` moves the weights back
@@ -208,7 +208,7 @@ def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
 
 
 def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
-    """Return candidates with the scores of a model of `fit_or_load`, or read them from the model's folder."""
+    """Return candidates with scores of a model of `fit_or_load`, or read them from the model's folder."""
     keys, path = candidates[["qid", "query", "docno"]], None
     if folder is not None:
         identity = [frame_digest(candidates), arguments_of(model, "computing"), (folder / FINISHED).read_text("utf-8")]
@@ -218,7 +218,7 @@ def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None)
             return pt.model.add_ranks(keys.assign(score=read_run(path)["score"].to_numpy()))
     out = model.transform(candidates)
     if not out[["qid", "docno"]].astype(str).equals(keys[["qid", "docno"]].astype(str)):
-        raise ValueError(f"{model!r} does not return the rows that it is given, in their order")
+        raise ValueError(f"{model!r} must return the same rows in the same order")
     run = keys.assign(score=out["score"].to_numpy(dtype="float64"))
     if path is not None and is_first_process():
         write_run(run, path, type(model).__name__)
@@ -226,7 +226,7 @@ def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None)
 
 
 def _copy(model: Any, **arguments: Any) -> Any:
-    """Return a function's new model, or a copy of a model with its weights, with these arguments."""
+    """Return the new model of a function, or a copy of a model with its weights, with these arguments."""
     make = model if isinstance(model, type) else getattr(model, "apply_attributes", model)
     return make(**arguments)
 
@@ -243,26 +243,29 @@ def fit_seeds(
     executor: Any = None,
     verbose: bool = False,
 ) -> dict[int, Any]:
-    """Return a model for each seed, which decides about random weights, drawn examples, their order, and dropout.
+    """Train a model for each seed of random weights, sampling, order of examples and dropout.
 
     Args:
-        model: a function that makes a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
-            a model that is copied, with that seed if it starts from its backbone. The seed of its recipe is set here.
+        model: a function that creates a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
+            a model, which is copied, with that seed if it starts from its backbone. The seed of its recipe is set.
         seeds: whole numbers; 0, 1, 2 in Boytsov et al. 2025.
         topics_or_res_tr: training candidates, as for `fit`.
         qrels_tr: their labels.
         topics_or_res_va: validation candidates.
         qrels_va: their labels.
-        folder: for the models. A second call continues after an interruption.
-        executor: as in `k_fold_fit`: each of its workers trains one seed at a time.
-        verbose: show a progress bar of the seeds.
+        folder: a folder for the models. After an interruption, a second call continues.
+        executor: as in `k_fold_fit`; each worker trains one seed at a time.
+        verbose: show a progress bar over the seeds.
+
+    Returns:
+        The trained models by seed.
     """
     check_seeds(seeds)
     data = TrainingData(topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va)
 
     def fits() -> Iterator[_Fit]:
         for seed in map(int, seeds):
-            # Another seed would ask for other weights than the trained ones.
+            # A trained model keeps its seed, because another seed would mean other initial weights.
             is_trained = not isinstance(model, type) and getattr(model, "is_trained", False)
             copy = _copy(model, **({} if is_trained else {"seed": seed}))
             if hasattr(copy, "recipe"):

@@ -1,4 +1,4 @@
-"""Continue trainings after a kill, and refuse folders of other trainings."""
+"""Continue training after an interruption, and refuse folders of other trainings."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
 _LENGTH = ("epochs", "max_steps", "patience")
-"""What may differ in a recipe: a training can be made longer."""
+"""Arguments of a recipe that can differ, because a training can be extended."""
 
 _Tensors = dict[str, dict[str, torch.Tensor]]
-"""Tensors by name by part: of the model, its best weights, the optimiser."""
+"""Tensors by part (model, best weights, optimiser) and name."""
 
 
 class ContinuedTrainingWarning(UserWarning):
-    """`fit` of a trained model continues from its weights."""
+    """`fit` was called on a trained model and continues from its weights."""
 
 
 class StateFile:
-    """A training's state: a safetensors file, replaced as a whole; its header holds progress and key as JSON."""
+    """The state of a training: a safetensors file with progress and key as JSON in its header."""
 
     def __init__(
         self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, settings: Mapping[str, Any], total_steps: int
@@ -63,18 +63,18 @@ class StateFile:
         self.key, self.user_code = training_key(about)
 
     def read(self) -> tuple[_Tensors, dict[str, Any]] | None:
-        """Return tensors and values of the state, if there is one; raise ValueError if it is of another training."""
+        """Return the tensors and values of the state, if it exists; raise ValueError if it is from another training."""
         if not self.file.exists():
             return None
         tensors: _Tensors = defaultdict(dict)
         try:
             with safe_open(self.file, framework="pt") as file:
                 values = json.loads(file.metadata()["about"])
-                for key in file.keys():  # noqa: SIM118 - no mapping
+                for key in file.keys():  # noqa: SIM118 - not a mapping
                     part, _, name = key.partition("/")
-                    tensors[part][name] = file.get_tensor(key).clone()  # the file is replaced
+                    tensors[part][name] = file.get_tensor(key).clone()  # because the file will be replaced
         except SafetensorError as error:
-            raise ValueError(f"{str(self.file)!r} is damaged: delete it to train afresh ({error})") from error
+            raise ValueError(f"{str(self.file)!r} is damaged: delete it to start again ({error})") from error
         check_same(values.get("key"), self.key, self.user_code, self.file.parent)
         total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
@@ -84,7 +84,7 @@ class StateFile:
         return tensors, values
 
     def write(self, tensors: _Tensors, values: dict[str, Any]) -> None:
-        """Write the state; the file replaces the last one when it is complete on disk."""
+        """Write the state; the file replaces the previous one once it is completely on disk."""
         parts = ((f"{part}/{name}", tensor) for part, group in tensors.items() for name, tensor in group.items())
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in parts}
         length = {"total_steps": self.total_steps, "patience": self.recipe.patience}
@@ -93,11 +93,11 @@ class StateFile:
             save_file(flat, part, metadata={"about": about})
 
 
-# What must be the same.
+# Identity of a training.
 
 
 def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
-    """Return class, recipe, text loader and arguments of a model: those with the roles, or all that decide scores."""
+    """Return class, recipe, text loader and arguments of a model: those with the roles, or all that affect scores."""
     return {
         "class": type(model),
         "arguments": arguments_of(model, *(roles or OF_THE_MODEL)),
@@ -109,13 +109,13 @@ def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
 
 
 def training_key(about: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the key of a training, on whatever device, and the names of user code, which counts by its name alone."""
+    """Return the key of a training, independent of the device, and the names of user code (identified by name)."""
     user_code: list[str] = []
     return key(about, without=("computed",), user_code=user_code), ", ".join(dict.fromkeys(user_code))
 
 
 def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
-    """Return `settings_of` without the checkpoint's name (the starting weights say more), plus the validation data."""
+    """Return `settings_of` without the checkpoint's name (starting weights are compared), plus the validation data."""
     settings = settings_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"])
     return {**settings, "validation data": _digests(validation)}
 
@@ -125,26 +125,26 @@ def _digests(frames: Iterable[pd.DataFrame | None]) -> list[str | None]:
 
 
 def check_same(stored: str | None, expected: str, user_code: str, folder: Path) -> None:
-    """Refuse a folder of another training; warn of user code, which may have changed."""
+    """Refuse a folder of another training; warn about user code, which may have changed."""
     if stored != expected:
         raise ValueError(
-            f"{str(folder)!r} holds another training, with another model, recipe, data or other starting weights: make "
-            f"the model as it was made before, or name another folder"
+            f"{str(folder)!r} holds another training, with another model, recipe, data or other starting weights: "
+            f"create the model as before, or use another folder"
         )
     if user_code:
         code = f"the code of {user_code} may have changed since"
-        warn(f"{str(folder)!r} was begun before; {code}. To train afresh, delete it", UserWarning)
+        warn(f"{str(folder)!r} has an earlier training; {code}. To start again, delete the folder", UserWarning)
 
 
-# Models in folders: a finished one is read again, an unfinished one goes on where it was.
+# Models in folders: finished ones are read, unfinished ones continue.
 
 MODEL, FINISHED = "model", "finished.json"
-"""In the folder of a model: the model, and the training that it has finished."""
+"""Names in the folder of a model: the model, and the key of its finished training."""
 _STATE = "state"
 
 
 class TrainingData(NamedTuple):
-    """What `fit` takes, in its order."""
+    """The arguments of `fit`, in order."""
 
     run: pd.DataFrame
     qrels: pd.DataFrame
@@ -153,7 +153,7 @@ class TrainingData(NamedTuple):
 
 
 def continue_fit(model: Any, *data: pd.DataFrame | None) -> None:
-    """Fit a model without the warning that it continues from its weights."""
+    """Fit a model without a `ContinuedTrainingWarning`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ContinuedTrainingWarning)
         model.fit(*data)
@@ -167,20 +167,20 @@ def fit_or_load(
     fit: Callable[[Any], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fit a new model in place and save it in the folder, or read it if it is finished there already.
+    """Fit a new model in place and save it in the folder, or read it from there if it is finished.
 
-    After a kill a training continues from its state in the folder; None writes nothing. `fit` replaces the model's
-    `fit(*data)`. A finished model is read only if its training had the same arguments, data and `about`.
+    After an interruption, training continues from its state in the folder; None writes nothing. `fit` replaces the
+    model's `fit(*data)`. A finished model is only read if its training had the same arguments, data and `about`.
     """
     if getattr(getattr(model, "training", None), "checkpoint", None) is not None:
-        raise ValueError("TrainingArgs(checkpoint=) is for one training, and several begin here: take folder= instead")
+        raise ValueError("TrainingArgs(checkpoint=) is for a single training: use folder= instead")
     fit = fit or (lambda model: continue_fit(model, *data))
     if folder is None:
         fit(model)
         return model
     if not hasattr(model, "save") or model.trust_remote_code:
-        raise ValueError(f"folder= keeps models that can be saved, which {model!r} cannot: leave folder= out")
-    # Judged documents that the recipe adds must be the same too, with their texts.
+        raise ValueError(f"folder= needs models that can be saved, which {model!r} cannot: leave folder= out")
+    # Judged documents added by the recipe must be the same too, with their texts.
     data = data._replace(run=training_run(model, data.run, data.qrels))
     settings = {**settings_of(model), "training data": _digests(data), **(about or {})}
     settings["starting weights"] = fingerprint(model.model.state_dict())
@@ -196,12 +196,12 @@ def fit_or_load(
         model.training = old_recipe
     if is_first_process():
         model.save(folder / MODEL)
-        write_lines(folder / FINISHED, [json.dumps(current_key)])  # last, so that it vouches for the model
+        write_lines(folder / FINISHED, [json.dumps(current_key)])  # written last, when the model is complete
         shutil.rmtree(folder / _STATE, ignore_errors=True)
     return model
 
 
 def check_new(model: Any, models: Iterable[Any]) -> None:
-    """Refuse a model that a function has returned before: its training would continue the one before."""
+    """Refuse a model that a function already returned, because its training would continue the earlier one."""
     if any(model is old_model for old_model in models):
-        raise ValueError(f"the function returned the same {model!r} twice: it must make a new model at each call")
+        raise ValueError(f"the function returned the same {model!r} twice: it must create a new model in each call")

@@ -1,4 +1,4 @@
-"""AdamW over a model's parameters, and how its learning rates change from step to step."""
+"""AdamW and the schedules of its learning rates."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import nn
 from .recipe import TrainingArgs
 
 BETAS = (0.9, 0.999)
-"""Of AdamW, where no schedule changes the first one."""
+"""Betas of AdamW, unless the schedule changes the first one."""
 ONE_CYCLE_START = 25.0
 ONE_CYCLE_END = 1e4
 """`div_factor` and `final_div_factor` of torch's OneCycleLR, which FlexNeuART uses."""
 ONE_CYCLE_BETAS = (0.95, 0.85)
-"""`max_momentum` and `base_momentum` of the same: AdamW's first beta at both ends and at the peak."""
+"""`max_momentum` and `base_momentum` of OneCycleLR: AdamW's first beta at both ends and at the peak."""
 
 
 def make_optimizer(model: nn.Module, recipe: TrainingArgs) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters; the longest matching prefix of a name gives the rate, `peak`."""
+    """Return AdamW for the trainable parameters, with the rate of the longest matching prefix as `peak`."""
     parameters = dict(model.named_parameters())
     for prefix in recipe.learning_rates:
         if not any(map(methodcaller("startswith", prefix), parameters)):
             parts = ", ".join(dict.fromkeys(f"{name.split('.')[0]}." for name in parameters))
-            raise ValueError(f"no parameter's name begins with learning_rates' {prefix!r}; they begin with {parts}")
+            raise ValueError(f"learning_rates: no parameter begins with {prefix!r}; use one of the prefixes {parts}")
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
@@ -33,17 +33,17 @@ def make_optimizer(model: nn.Module, recipe: TrainingArgs) -> torch.optim.AdamW:
             rate, decays = recipe.learning_rates[prefix], recipe.decay == "all" or parameter.ndim > 1
             group = {"params": [], "lr": rate, "peak": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
             groups.setdefault((prefix, decays), group)["params"].append(parameter)
-    # The fused kernel reads and writes the weights once per step instead of several times.
+    # The fused kernel reads and writes the weights only once per step.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     return torch.optim.AdamW(list(groups.values()), betas=BETAS, fused=fused)
 
 
 def rate_and_beta(recipe: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> tuple[float, float]:
-    """Return the factor of the learning rates at a step (from 0), and AdamW's first beta there.
+    """Return the factor of the learning rates and AdamW's first beta at a step (from 0).
 
-    Unlike torch's schedulers it has no state that a continued training would need. Warm-up begins with a rate of 0, so
-    that its first step changes nothing, as in transformers and BERT's own code. A single step has no warm-up, or else
-    it would learn nothing.
+    Unlike torch's schedulers, it has no state that a continued training would need. Warm-up starts with a rate of 0, so
+    that the first step changes nothing, as in transformers and BERT's code. A single step has no warm-up, because it
+    would learn nothing.
     """
     decay, total = recipe.epoch_decay ** (step // steps_per_epoch), total_steps
     if recipe.restart_each_epoch:
@@ -62,10 +62,10 @@ def rate_and_beta(recipe: TrainingArgs, step: int, steps_per_epoch: int, total_s
 
 
 def _cycle(warmup: float, step: int, total: int) -> tuple[float, bool]:
-    """Return how high a cycle is at a step, 0 at its ends and 1 at its peak, and whether it is before the peak."""
-    # Its steps are counted as OneCycleLR does: the peak is reached at this one.
+    """Return the height of a cycle at a step (0 at its ends, 1 at its peak), and whether it is before the peak."""
+    # Steps are counted as in OneCycleLR, where the peak is at this step.
     peak, last = warmup * total - 1, total - 1
-    if total == 1:  # at the end of a cycle this step would learn next to nothing
+    if total == 1:  # at the end of a cycle, the step would learn almost nothing
         return 1.0, True
     if step <= peak:
         return (step / peak if peak > 0 else 1.0), True

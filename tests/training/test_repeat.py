@@ -201,7 +201,7 @@ def test_finished_models_of_ones_own_are_read_with_a_word_and_score_anew(cross_e
     make_edited, name = EDITED["head"]
     k_fold_fit(make_edited(1, cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
     edited = make_edited(-1, cross_encoder, training=RECIPE)
-    with optimizer_steps() as steps, pytest.warns(UserWarning, match=f"fold-1' was begun before.*code of .*{name}"):
+    with optimizer_steps() as steps, pytest.warns(UserWarning, match=f"fold-1'.*code of .*{name}"):
         again = k_fold_fit(edited, RUN, QRELS, FOLDS, folder=tmp_path)
     assert not steps
     assert again.run["score"].tolist() == pytest.approx(again(RUN)["score"].tolist())
