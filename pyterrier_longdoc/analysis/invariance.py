@@ -56,8 +56,9 @@ def check_invariance(
         verbose: print the table.
 
     Returns:
-        One row per check: `check`, `difference` (maximum, relative as above), `same_order` (whether the ranking of
-        every query is the same), `tolerance`, `passed` (None if the check does not apply) and `note`.
+        A frame with one row per check and the columns `check`, `difference` (maximum, relative as above), `same_order`
+        (whether the ranking of every query is the same), `tolerance`, `passed` (None if the check does not apply) and
+        `note`.
 
     Example:
         >>> def length(row): return float(len(row["text"]))

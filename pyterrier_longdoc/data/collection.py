@@ -186,7 +186,8 @@ class Collection(pt.datasets.Dataset):
             limits: lengths in tokens; the table has the share of documents that exceed each of them.
 
         Returns:
-            One row per variant of topics and qrels and one for `all` (column `split`), with unknown values as NaN:
+            A frame with one row per variant of topics and qrels and one for `all` (column `split`). Unknown values are
+            NaN. The other columns are
 
             - `queries`, their mean length `query_tokens` and mean number of relevant documents `positives`;
             - `documents` (those of the variant's length, if the collection has several), their mean length

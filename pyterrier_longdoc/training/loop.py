@@ -56,8 +56,8 @@ def train(
         verbose: show a progress bar.
 
     Returns:
-        `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
-        highest), `documents_per_second` and, after a validation, `validation`.
+        The list `history` of entries with `epoch` and `step` from 1, `loss` (mean per example since the last entry),
+        `learning_rate` (the highest), `documents_per_second` and, after a validation, `validation`.
 
     Raises:
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
