@@ -83,7 +83,7 @@ def check_address(name: str, address: Any) -> None:
     parts = urlsplit(str(address))
     if "@" in (parts.netloc or str(address)) or parts.query or parts.fragment:
         # Addresses are shown and stored, so they must not contain secrets. The message does not repeat the address.
-        raise ValueError(f"{name} must have no user, query or fragment: put the key into the variable of key_variable=")
+        raise ValueError(f"{name} must hold neither user, query nor fragment: put the key into key_variable's variable")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"{name}={address!r} must begin with http:// or https:// and the server's name")
 

@@ -160,7 +160,7 @@ def test_the_plot_of_groups_of_one_query_says_that_nothing_is_tested():
     results = experiment({"m": MIXED})
     found = PositionEffectiveness({"early": results.subset(["q0"]), "far": results.subset(["q1"])})
     assert found.ratios["p-value"].isna().all()
-    assert "nothing to test" in found.plot().get_legend().get_texts()[-1].get_text()
+    assert "not tested" in found.plot().get_legend().get_texts()[-1].get_text()
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
         ({"validation": 0.1}, r"validation=0\.1"),
         ({"run": RUN.drop(columns="query")}, "query"),
         ({"model": lambda: ONE}, "twice"),
-        ({"model": Dropping}, "does not return the rows"),
+        ({"model": Dropping}, "must return the same rows"),
         ({"model": Memory, "folder": "unused"}, "folder="),
     ],
 )

@@ -155,7 +155,7 @@ def started_elsewhere() -> Toy:
         (Toy, 3, {"seed": 1, "margin": 2.0}, "another training"),
         (Toy, 2, {}, "another training"),
         (frozen, 3, {}, "another training"),
-        (started_elsewhere, 3, {}, "starting weights: make the model as it was"),
+        (started_elsewhere, 3, {}, "starting weights"),
         (Toy, 3, {"max_steps": 5}, "longer training"),
     ],
 )
