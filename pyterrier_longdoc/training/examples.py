@@ -410,5 +410,6 @@ class TeacherScores(pt.Transformer):
         rows = pd.MultiIndex.from_frame(inp[keys].astype(columns))
         bad_pairs = [*scores.index[scores.index.duplicated()], *rows[~rows.isin(scores.index)]]
         if bad_pairs:
-            raise ValueError(f"teacher: {len(bad_pairs)} candidates must have exactly one score, e.g. {bad_pairs[0]}")
+            problem = f"not for {len(bad_pairs)} candidates, e.g. {bad_pairs[0]}"
+            raise ValueError(f"the teacher must return one score for each row: {problem}")
         return inp.assign(**{self.column: scores.reindex(rows).to_numpy()})
