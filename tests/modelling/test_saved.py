@@ -248,7 +248,7 @@ def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as
         try:
             found = scores(ld.MaxP.load(folder), results)
         except ValueError as error:
-            outcomes.add("refused" if "saving a model there did not finish" in str(error) else str(error))
+            outcomes.add("refused" if "saving was interrupted" in str(error) else str(error))
         else:
             same = [name for name, expected in whole.items() if np.allclose(found, expected, atol=0.01)]
             outcomes.add(*same or ["a mixture"])

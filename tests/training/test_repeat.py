@@ -73,7 +73,7 @@ class Dropping(Memory):
 ONE = Memory()
 
 
-def test_a_second_fit_says_that_it_goes_on(maxp):
+def test_a_second_fit_warns_that_it_continues(maxp):
     def said(fit):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -84,7 +84,7 @@ def test_a_second_fit_says_that_it_goes_on(maxp):
 
     assert said(lambda: maxp.fit(RUN, QRELS)) == []
     [message] = said(lambda: maxp.fit(RUN, QRELS))
-    assert message.startswith("this MaxP is trained already: fit goes on from its weights")
+    assert message.startswith("this MaxP is already trained")
     started = maxp.apply_attributes().start_from(maxp)
     assert [len(said(lambda: started.fit(RUN, QRELS))) for _ in range(2)] == [0, 1]
     assert said(lambda: fit_in_turn(maxp, [RUN, RUN], QRELS, training=[RECIPE, RECIPE])) == []
