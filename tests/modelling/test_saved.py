@@ -27,7 +27,7 @@ from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 
 from ..support import tiny
 from ..support.processes import start, wait
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
+from ..support.systems import QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "pt_meta.json", "README.md"}
@@ -51,7 +51,7 @@ def edit(folder: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*TRAINABLE, "KMaxP", "PARADE-attn", "CEDR-pacrr"]))
 def test_round_trip(name, results, tmp_path):
     model = make(name, seed=7, training=ld.TrainingArgs(learning_rates={"": 1e-2}))
     model.fit(results, QRELS).save(tmp_path / "new" / "folder")
@@ -513,7 +513,7 @@ def test_compress_holds_what_has_changed():
 @pytest.mark.parametrize(
     # TKL has no pre-trained layers, but for a table of words.
     "name",
-    slow_but(REPRESENTATIVE, [name for name in CROSS_ENCODERS if name not in ("LateIR", "MaxSim", "TKL")]),
+    slow_but(REPRESENTATIVE, [name for name in TRAINABLE if name not in ("LateIR", "MaxSim", "TKL")]),
 )
 def test_saved_as_a_difference(name, results, tmp_path):
     model = make(name, training=LORA).fit(results, QRELS)

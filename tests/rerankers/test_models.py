@@ -123,7 +123,7 @@ def test_the_firstp_twin_is_one_argument(kind, checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in tiny_long.LEARNING if kind in LONG], scope="function")
+@pytest.mark.parametrize("kind", tiny_long.LEARNING, scope="function")
 def test_learns(kind, tmp_path):
     run, judged = toy_task(0, queries=4)
     checkpoint = tiny_long.make(kind, tmp_path, **tiny_long.LEARNING[kind])

@@ -24,11 +24,11 @@ from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from ..support import frames, tiny
 from ..support.systems import (
     AGGREGATING,
-    CROSS_ENCODERS,
+    CONTRACT,
     QUIET,
     REMEMBERING,
     REPRESENTATIVE,
-    SYSTEMS,
+    TRAINABLE,
     UNTRAINED,
     changed,
     make,
@@ -41,7 +41,6 @@ from ..support.threads import BLOCKED, Interleaved
 pytestmark = QUIET
 
 NEEDED = ["qid", "query", "docno", "text"]
-every_system = pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS), indirect=True)
 
 
 @pytest.fixture
@@ -103,7 +102,6 @@ def test_two_threads_count_rows_without_text_each_by_itself(cross_encoder):
     assert (model.coverage.rows, model.coverage.rows_without_text) == (2, 1)
 
 
-@every_system
 def test_a_row_has_one_score(loaded):
     """In any order, twice, in batches of any size; `check_invariance` scores each row alone."""
     frame = tiny.longer_results()
@@ -290,7 +288,6 @@ def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, m
         model.summary(candidates.drop(columns="text"))
 
 
-@every_system
 def test_coverage(fresh, name, results):
     assert fresh.coverage is None
     fresh(results)
@@ -305,9 +302,6 @@ def test_coverage(fresh, name, results):
     assert coverage.as_dict()["windows_per_document"] == coverage.windows / 5
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(REPRESENTATIVE, [name for name in SYSTEMS if name != "CEDR-pacrr"]), indirect=True
-)
 def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
     """Windows of no given size leave a quarter of 128 tokens, 31 without the special ones, to queries."""
     query = "snow in the city " * 7  # 28 tokens
@@ -352,7 +346,7 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
     assert f"by {cause}" in told[0]
 
 
-@every_system
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*CONTRACT, "PARADE-attn"]), indirect=True)
 def test_explanations(loaded, name, results):
     explaining = changed(loaded, explain=True)
     out = explaining(results)
@@ -373,7 +367,7 @@ def test_explanations(loaded, name, results):
         assert len(explained.window_scores) == len(explained.window_spans) >= 1
         best = int(np.argmax(explained.window_scores))
         assert (explained.best_start, explained.best_end) == explained.window_spans[best]
-        assert (explained.window_weights is not None) == (name in ("PARADE-attn", "PARADE-elementwise"))
+        assert (explained.window_weights is not None) == (name == "PARADE-attn")
 
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"], indirect=True)
@@ -396,7 +390,7 @@ def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
     assert bar.desc == type(loaded).__name__
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS), indirect=True)
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE), indirect=True)
 def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results):
     for backbone, untrained in ((plain_encoder, True), (cross_encoder, name in UNTRAINED)):
         model = make(name, backbone)
