@@ -102,39 +102,58 @@ def test_two_threads_count_rows_without_text_each_by_itself(cross_encoder):
     assert (model.coverage.rows, model.coverage.rows_without_text) == (2, 1)
 
 
-def test_a_row_has_one_score(loaded):
-    """In any order, twice, in batches of any size; `check_invariance` scores each row alone."""
+def test_scores_do_not_depend_on_the_order_of_rows(loaded):
     frame = tiny.longer_results()
-    expected = scores(loaded, frame)
     order = np.random.default_rng(0).permutation(len(frame))
     out = loaded(frame.iloc[order])
     assert out.index.tolist() == order.tolist()
-    np.testing.assert_allclose(out["score"], expected[order], atol=1e-5)
-    for _, group in out.groupby("qid"):
+    np.testing.assert_allclose(out["score"], scores(loaded, frame)[order], atol=1e-5)
+
+
+def test_ranks_follow_the_scores_of_each_query(loaded):
+    for _, group in loaded(tiny.longer_results()).groupby("qid"):
         by_rank = group.sort_values("rank")
         assert by_rank["rank"].tolist() == list(range(len(group)))
         assert by_rank["score"].is_monotonic_decreasing
+
+
+def test_equal_rows_have_equal_scores(loaded):
+    frame = tiny.longer_results()
     twice = scores(loaded, pd.concat([frame, frame]))
     np.testing.assert_array_equal(*np.split(twice, 2))
-    for sizes in ({"batch_size": 1000, "max_batch_tokens": 10**6}, {"max_batch_tokens": 40}):
-        forget_embeddings()
-        np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 1000, "max_batch_tokens": 10**6}, {"max_batch_tokens": 40}], ids=str)
+def test_scores_do_not_depend_on_the_size_of_batches(loaded, sizes):
+    frame = tiny.longer_results()
+    expected = scores(loaded, frame)
+    forget_embeddings()
+    np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
+
+
+def test_transform_gen_gives_the_scores_of_transform(loaded):
+    frame = tiny.longer_results()
     generated = pd.concat(loaded.transform_gen(frame, batch_size=1))
-    np.testing.assert_allclose(generated["score"].loc[frame.index], expected, atol=1e-5)
+    np.testing.assert_allclose(generated["score"].loc[frame.index], scores(loaded, frame), atol=1e-5)
 
 
-def test_frames_of_other_makes(loaded, name, results, tolerance):
-    expected = scores(loaded, results)
+def test_qids_of_numbers_stay_numbers(loaded, results):
     out = loaded(results.astype({"qid": int, "score": "float32", "rank": "int32"}))
     assert out["qid"].tolist() == [1, 1, 2, 2, 1]
     assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
-    np.testing.assert_allclose(out["score"], expected, atol=1e-6)
+    np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-6)
+
+
+def test_only_birch_needs_the_scores_of_a_first_stage(loaded, name, results, tolerance):
     bare = results.drop(columns=["score", "rank"])
     if name == "Birch":
         with pytest.raises(pt.validate.InputValidationError, match="score"):
             loaded(bare)
     else:
-        np.testing.assert_allclose(scores(loaded, bare), expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(scores(loaded, bare), scores(loaded, results), rtol=0, atol=tolerance)
+
+
+def test_missing_and_empty_texts_have_the_same_score(loaded, results):
     missing = pd.concat([results.iloc[[0]]] * 4, ignore_index=True).assign(text=["", None, float("nan"), "  "])
     empty = scores(loaded, missing)
     assert np.isfinite(empty).all()
@@ -167,32 +186,36 @@ def test_any_frame_is_scored(loaded, rows, data):
     assert before.equals(frame)
 
 
-def test_frames_that_cannot_be_scored(fresh, results, nothing_loads):
+def test_a_missing_text_column_is_refused(fresh, results, nothing_loads):
     with pytest.raises(pt.validate.InputValidationError, match=rf"{type(fresh).__name__}[\s\S]*text"):
         fresh(results.drop(columns="text"))
-    for column in ("text", "query"):
-        with pytest.raises(ValueError, match=f"column '{column}' holds bytes"):
-            fresh(results.assign(**{column: [b"cat"] * 5}))
-    for missing in (None, np.nan, pd.NA):
-        with pytest.raises(ValueError, match="'qid' is empty in 2 of 5 rows"):
-            fresh(results.assign(qid=["1", missing, "1", missing, "2"]))
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
+def test_rows_without_a_qid_are_refused(missing, results, nothing_loads):
+    with pytest.raises(ValueError, match="'qid' is empty in 2 of 5 rows"):
+        make("MaxP")(results.assign(qid=["1", missing, "1", missing, "2"]))
+
+
+def test_two_columns_of_one_name_are_refused(results, nothing_loads):
     with pytest.raises(ValueError, match="text occur more than once"):
-        fresh(pd.concat([results, results[["text"]]], axis=1))
+        make("MaxP")(pd.concat([results, results[["text"]]], axis=1))
 
 
 @pytest.mark.parametrize("column", ["text", "query"])
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
+        ([b"cat"] * 5, "bytes"),
         (["cat", ["a", "dog"], "fish", "", None], "list"),
         ([{"body": "cat"}, "a", "b", "c", "d"], "dict"),
         ([1, 2, 3, 4, 5], "int"),
         ([np.nan, 2.5, 1, 2, 3], "float"),
         (pd.Categorical([1, 2, 1, 2, 1]), "int"),
     ],
-    ids=["list", "dict", "int", "float", "category"],
+    ids=["bytes", "list", "dict", "int", "float", "category"],
 )
-def test_what_is_no_text_is_refused(column, values, kind, results):
+def test_columns_that_hold_no_text_are_refused(column, values, kind, results):
     with pytest.raises(ValueError, match=f"column '{column}' holds {kind}, not text"):
         make("MaxP")(results.assign(**{column: values}))
 
@@ -425,12 +448,11 @@ def test_notebooks_show_the_words_too(cross_encoder):
         assert "<a href=" not in model._repr_html_()  # there is no page to lead to
 
 
+@pytest.mark.parametrize(
+    "name", slow_but(REPRESENTATIVE, [name for name in CONTRACT if name != "Birch"]), indirect=True
+)
 def test_plain_texts_are_ranked(loaded):
     texts = ["a cat sat", "the dog", "", "a cat sat"]
-    if type(loaded).__name__ == "Birch":
-        with pytest.raises(ValueError, match="a first stage's score, which plain texts lack"):
-            loaded.rank("cat", texts)
-        return
     found = loaded.rank("cat", texts)
     assert list(found.columns) == ["number", "score", "rank", "text"]
     assert found["text"].tolist() == [texts[number] for number in found["number"]]
@@ -439,23 +461,35 @@ def test_plain_texts_are_ranked(loaded):
     np.testing.assert_allclose(found.sort_values("number")["score"], loaded(frame)["score"], atol=1e-5)
 
 
+def test_birch_cannot_rank_plain_texts():
+    with pytest.raises(ValueError, match="first stage"):
+        make("Birch").rank("cat", ["a cat sat"])
+
+
 @pytest.mark.parametrize("texts", [[], ["a cat", "cut \ud83d"]])
-def test_plain_texts_are_text_whatever_they_are(texts):
+def test_ranked_texts_are_those_that_were_given(texts):
     found = make("MaxP").rank("cat", texts)
     assert found["text"].dtype == object
     assert set(found["text"]) == set(texts)
 
 
-def test_plain_texts_that_are_none():
-    model = make("MaxP", explain=True)
-    assert list(model.rank("cat", ["a cat"]).columns)[:5] == ["number", "score", "rank", "text", "window_scores"]
-    assert len(model.rank("cat", [])) == 0
-    for query, texts, match in (("cat", "a cat", "texts"), ("cat", ["a", None], "texts"), (3, ["a"], "query")):
-        with pytest.raises(ValueError, match=match):
-            model.rank(query, texts)
-    for field in (("title", "text"), "qid", "query", "docno", "number", "score", "rank"):
-        with pytest.raises(ValueError, match="text_field"):
-            make("MaxP", text_field=field).rank("cat", ["a cat"])
+def test_ranked_texts_are_explained():
+    found = make("MaxP", explain=True).rank("cat", ["a cat"])
+    assert list(found.columns)[:5] == ["number", "score", "rank", "text", "window_scores"]
+
+
+@pytest.mark.parametrize(
+    ("query", "texts", "argument"), [("cat", "a cat", "texts"), ("cat", ["a", None], "texts"), (3, ["a"], "query")]
+)
+def test_rank_refuses_what_is_no_text(query, texts, argument):
+    with pytest.raises(ValueError, match=argument):
+        make("MaxP").rank(query, texts)
+
+
+@pytest.mark.parametrize("field", [("title", "text"), "qid", "query", "docno", "number", "score", "rank"], ids=str)
+def test_rank_refuses_a_text_field_that_is_a_column_of_its_own(field):
+    with pytest.raises(ValueError, match="text_field"):
+        make("MaxP", text_field=field).rank("cat", ["a cat"])
 
 
 def test_a_notebook_shows_coverage_as_a_table(cross_encoder, results):
