@@ -1,7 +1,7 @@
-"""Scores from outside: windows go out as texts, and a score for each comes back.
+"""External scorers: they receive windows as texts and return a score for each.
 
-Such a scorer takes the place of a backbone. To the heads its scores are window vectors of one number, and their last
-layer is the identity, so that they aggregate as always.
+An external scorer replaces the backbone. For the heads, its scores are window vectors with one feature, and their last
+layer is the identity.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ SPARE_TOKENS = 8
 
 
 class Limits(NamedTuple):
-    """How much a scorer takes, if known: tokens of a query and a window, and windows at a time."""
+    """The limits of a scorer, if known: tokens of a query and a window, and windows per request."""
 
     longest_input: int | None = None
     batch_size: int | None = None
 
 
 class Scores(NamedTuple):
-    """The `(P,)` float64 scores of P pairs, and how many windows the scorer is known to have cut."""
+    """The `(P,)` float64 scores of P pairs, and the number of windows that the scorer is known to have truncated."""
 
     values: np.ndarray
     cut: int = 0
@@ -56,12 +56,13 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalScorer(ABC):
-    """Base of the scorers that take the place of a backbone: they score queries and texts by means of their own.
+    """Base of the external scorers, which replace a backbone.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer, or its name: windows and queries are counted in its tokens and fit
-            into the longest input if that is known. None counts words.
-        longest_input: most tokens of a query and a window, special ones included; None if it is not known.
+        tokenizer: a fast Hugging Face tokenizer or its name. Windows and queries are measured in its tokens, and fit
+            into the maximum input length if it is known. None counts words.
+        longest_input: the maximum number of tokens of a query and a window, special tokens included; None if it is
+            unknown.
     """
 
     tokenizer: Any = None
@@ -84,23 +85,23 @@ class ExternalScorer(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description of all that a score depends on; ValueError if it is not known."""
+        """Return a JSON-able description of everything on which a score depends; ValueError if it is unknown."""
 
     def code_parts(self) -> Sequence[Any]:
-        """Return nothing that `key` must look into: `describe` answers for all parts."""
+        """Return no parts, because `describe` covers all of them."""
         return ()
 
     def limits(self) -> Limits:
-        """Return how much it takes, if known."""
+        """Return the limits of the scorer, if known."""
         return Limits(self.longest_input)
 
     def warning(self) -> str | None:
-        """Return a warning for users if it may cut texts silently."""
+        """Return a warning if the scorer can truncate texts silently."""
         return None
 
 
 class ExternalReader(Reader):
-    """Reads texts in place of token ids; tokens only count."""
+    """Reads texts instead of token ids; tokens are only counted."""
 
     needs_offsets = True
 
@@ -119,7 +120,7 @@ class ExternalReader(Reader):
         return None if room is None else (room, room, room)
 
     def fit(self) -> tuple[Windows, int | None]:
-        """See the base class; windows without a size get as many words as mostly fit, and a given size is kept."""
+        """See the base class. Windows without a size get a number of words that usually fits; a given size is kept."""
         if not self.counts_words:
             return super().fit()
         windows, max_query_len = self.asked()
@@ -129,20 +130,20 @@ class ExternalReader(Reader):
         return windows, max_query_len
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
-        """Return an input that nobody reads."""
+        """Return an input, which is not used."""
         raise NotImplementedError
 
     def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
         return Inputs(query, document, spans, [], self.row(query, text, document, spans))
 
     def words(self, query: Query) -> str:
-        """Return the text of a query that is read."""
+        """Return the truncated text of a query."""
         (tokens,) = tokenize(self.tokenizer, self.settings.layout.normalized([query.text]), offsets=True)
         return tokens.beginning(query.tokens_read)
 
 
 class ExternalEncoder(nn.Module):
-    """Asks a scorer about windows; each distinct pair of a run once."""
+    """Calls a scorer for windows, once for each distinct pair of a run."""
 
     block_characters = BLOCK_CHARACTERS
     is_exported = False
@@ -164,16 +165,16 @@ class ExternalEncoder(nn.Module):
         self._scores: dict[bytes, float] = {}
 
     def use(self, settings: Settings, needs: str) -> None:
-        """Score by these settings from now on; rerankers combine it only with heads that need no more than scores."""
+        """Apply settings; rerankers combine it only with heads that need no more than scores."""
         self.settings = replace(settings, device=CPU, dtype=torch.float32)
         self.reader = ExternalReader(self, self.settings)
 
     def refresh(self) -> None:
-        """Forget, at the start of a run, the scores of an earlier one: they may have changed."""
+        """Discard the scores of an earlier run, which can have changed."""
         self._scores = {}  # a run in another thread keeps its own
 
     def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
-        """Return the identity for a last layer: a window's vector is its score."""
+        """Return the identity as the last layer, because the vector of a window is its score."""
         final = nn.Linear(1, 1)
         nn.init.ones_(final.weight)
         nn.init.zeros_(final.bias)
@@ -200,11 +201,11 @@ class ExternalEncoder(nn.Module):
         return to_dense(values.unsqueeze(1), [len(pair.spans) for pair in pairs])
 
     def describe_weights(self, model: Any) -> dict[str, Any]:
-        """Return the scorer's description: its weights are not here."""
+        """Return the scorer's description instead of weights."""
         return self.scorer.describe()
 
     def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
-        """Return nothing: only the scorer might know more."""
+        """Return no explanations."""
         return [{} for _ in pairs]
 
 

@@ -1,4 +1,4 @@
-"""What goes into an encoder, and what the head gets from it.
+"""The inputs of an encoder, and its output for the head.
 
 Shapes: P pairs of a query and a document (B in training), V windows of all documents together, N windows of the
 longest document, T tokens of an input, H hidden size.
@@ -25,23 +25,23 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is read of queries and texts, and how scores are computed, as a reranker's arguments say.
+    """How queries and texts are read and scores are computed, from the arguments of a reranker.
 
     Attributes:
-        windows: how texts are cut, before a reader fits them into the backbone's longest input.
-        windows_argument: the reranker's argument that bounds the windows; the coverage names it for text they cut.
-        max_windows: the number of windows that a user allows; None for no such limit.
-        max_doc_len: read only this many tokens of a text; None reads all.
-        max_query_len: read only this many tokens of a query, 32 in Boytsov et al. 2025; None reads what fits.
-        layout: how a query and a window become one input.
-        preselect: which windows are read for a query; None reads all.
-        repeat_tokens: most tokens of the title that is read with each window; 0 for no title.
-        batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for the
-            device's default.
-        device: where the weights are.
-        dtype: precision of the encoder when it scores; heads always work in fp32.
-        runtime: the library that computes the backbone when it scores; None for the fastest one.
+        windows: the window rule, before a reader fits it into the maximum input length of the backbone.
+        windows_argument: the reranker's argument that limits the windows; `coverage` reports truncated text under it.
+        max_windows: the maximum number of windows set by the user; None without a limit.
+        max_doc_len: truncates texts to this many tokens; None does not truncate.
+        max_query_len: truncates queries to this many tokens, 32 in Boytsov et al. 2025; None for what fits.
+        layout: how a query and a window form an input.
+        preselect: selects the windows that are read for a query; None reads all.
+        repeat_tokens: the maximum number of tokens of the title in each window; 0 without a title.
+        batch_size: the maximum number of windows in a pass through the backbone.
+        max_batch_tokens: the maximum number of tokens in a pass, padding included; a longer window is computed alone.
+            None for the device's default.
+        device: the device of the weights.
+        dtype: the precision of the encoder in inference; heads always compute in fp32.
+        runtime: the library that computes the backbone in inference; None for the fastest one.
     """
 
     windows: Windows
@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Input:
-    """One input of a backbone, complete."""
+    """A complete input of a backbone."""
 
     ids: np.ndarray  # `(T,)` int32 token ids
     query: Span  # where the tokens of the query stand; empty in an input of a text alone
@@ -75,7 +75,7 @@ class Input:
 
     @property
     def key(self) -> bytes:
-        """A digest: inputs with equal ones are equal."""
+        """A digest, which equal inputs share."""
         digest = blake2b(repr((self.query, self.content)).encode(), digest_size=16)
         for values in (self.ids, self.types, self.mask, self.positions):
             digest.update(b"-" if values is None else values.tobytes())
@@ -84,7 +84,7 @@ class Input:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Query:
-    """A query, as far as it is read."""
+    """A query, truncated to the tokens that are read."""
 
     text: str  # the whole query
     ids: np.ndarray  # the tokens that are read, as they stand in an input
@@ -94,7 +94,7 @@ class Query:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
-    """What is read of a query and a text."""
+    """The inputs of a query and a text."""
 
     query: Query
     text: TokenizedText  # what is read of the text: all, its beginning, or a selection
@@ -106,7 +106,7 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Inputs that go through the backbone together, as tensors."""
+    """Inputs that are computed together, as tensors."""
 
     inputs: Sequence[Input]  # V of them
     input_ids: torch.Tensor  # `(V, T)` int64
@@ -118,7 +118,7 @@ class Pass:
 
     @property
     def arguments(self) -> dict[str, torch.Tensor]:
-        """The backbone's arguments. A mask without effect is left out: attention is faster without one."""
+        """The backbone's arguments. A mask without padding is omitted, because attention is faster without one."""
         mask = self.mask.long() if self.is_padded else None
         names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
         values = (self.input_ids, mask, self.token_type_ids, self.position_ids)
@@ -153,9 +153,9 @@ def collate(inputs: Sequence[Input], length: int, pad_id: int, device: Any = CPU
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """How each query token matches each document token, for heads that look at tokens.
+    """Similarities of query and document tokens, for heads that need them.
 
-    A document's windows stand along the token axis, in order; overlapping windows repeat their tokens.
+    The windows of a document follow each other along the token axis; overlapping windows repeat tokens.
 
     Attributes:
         values: `(B, C, Q, D)` C channels, one per layer, of Q query tokens against D document tokens, in fp32; zero
@@ -171,7 +171,7 @@ class Matches:
     window: torch.Tensor
 
     def one_window(self, n: int) -> Matches:
-        """Return the same documents with their n-th window alone."""
+        """Return the same documents with only their n-th window."""
         mask = self.window == n
         order = (~mask).long().argsort(dim=1, stable=True)[:, : max(1, int(mask.sum(1).max()))]  # (B, D')
         mask = mask.gather(1, order)
@@ -190,7 +190,7 @@ class QueryStates:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What a head sees of a batch of documents.
+    """The input of a head for a batch of documents.
 
     Attributes:
         cls: `(B, N, H)` one vector per window; zeros where there is no window.
@@ -228,7 +228,7 @@ def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def to_dense(vectors: torch.Tensor, counts: Sequence[int]) -> Encoded:
-    """Turn `(V, H)` vectors, those of a document next to each other, into `(B, N, H)` ones and their mask."""
+    """Turn `(V, H)` vectors, grouped by document, into `(B, N, H)` vectors and their mask."""
     num_windows = torch.tensor(counts, device=vectors.device)  # (B,)
     doc = torch.repeat_interleave(torch.arange(len(counts), device=vectors.device), num_windows)  # (V,)
     position = torch.arange(len(doc), device=doc.device) - (num_windows.cumsum(0) - num_windows)[doc]  # (V,)

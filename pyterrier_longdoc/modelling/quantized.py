@@ -1,7 +1,7 @@
-"""Int8 backbones: quantized once with NNCF, computed by OpenVINO.
+"""Int8 backbones: quantized with NNCF, computed by OpenVINO.
 
-Quantization is static: scales of weights and activations are fixed by a few windows, so that afterwards a score depends
-on query and text alone.
+Quantization is static: the scales of weights and activations are calibrated on a few windows and then fixed, so that
+scores depend only on query and text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILES = ("int8.xml", "int8.bin")
 
 
 class QuantizedRuntime:
-    """Computes a backbone in int8. Its weights are fixed: those of the backbone must not change.
+    """Computes a backbone in int8 with fixed weights; the backbone's weights must not change.
 
     Args:
         graph: OpenVINO's graph, as XML.
@@ -57,14 +57,14 @@ class QuantizedRuntime:
         return type(self), (self.graph, self.weights, self.names, self.made_of)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write both files, and return what `load` needs besides, JSON-able."""
+        """Write both files, and return further data for `load`, JSON-able."""
         for name, content in zip(FILES, (self.graph, self.weights), strict=True):
             (folder / name).write_bytes(content)
         return {"inputs": self.names, "made_of": self.made_of, "digest": self.digest}
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> QuantizedRuntime:
-        """Read both files; ValueError if they are not those that `save` described."""
+        """Read both files; ValueError if they do not belong to `saved`."""
         graph, weights = (folder.joinpath(name).read_bytes() for name in FILES)
         runtime = cls(graph, weights, saved["inputs"], saved["made_of"])
         if runtime.digest != saved["digest"]:
@@ -78,7 +78,7 @@ class QuantizedRuntime:
         return blake2b(self.graph + self.weights, digest_size=16).hexdigest()
 
     def begin(self, backbone: Any) -> None:
-        """Raise ValueError if the backbone's weights are not those that were quantized."""
+        """Raise ValueError if the backbone's weights have changed since quantization."""
         if fingerprint(backbone.state_dict()) != self.made_of:
             raise ValueError("the weights have changed since this model was quantized: quantize it again")
 
@@ -93,7 +93,7 @@ class QuantizedRuntime:
 
 
 class _Recorder(TorchRuntime):
-    """Computes with torch, and keeps the inputs of all passes."""
+    """Computes with torch and records the inputs of all passes."""
 
     def __init__(self) -> None:
         self.passes: list[Inputs] = []
@@ -106,7 +106,7 @@ class _Recorder(TorchRuntime):
 def draw_windows(
     model: Any, queries: Sequence[str], texts: Sequence[Text], number: int, seed: int
 ) -> tuple[list[str], list[str]]:
-    """Return the queries and texts of at most `number` windows that a model reads of these rows, drawn by seed."""
+    """Return the queries and texts of at most `number` windows of these rows, drawn by seed."""
     random = np.random.default_rng(seed)
     rows = random.permutation(len(queries))[:number].tolist()
     found: list[tuple[str, str]] = []
@@ -118,7 +118,7 @@ def draw_windows(
 
 
 def quantize(model: Any, queries: Sequence[str], texts: Sequence[str], *, verbose: bool = False) -> None:
-    """Compute a model's backbone in int8 from now on, calibrated on these windows and their queries.
+    """Quantize a model's backbone to int8, calibrated on these windows and queries.
 
     Args:
         model: the model.
@@ -127,8 +127,8 @@ def quantize(model: Any, queries: Sequence[str], texts: Sequence[str], *, verbos
         verbose: show NNCF's progress bars.
 
     Raises:
-        ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if the quantized model ranks
-            them too differently.
+        ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if quantization changes
+            their ranking too much.
         ImportError: without NNCF.
     """
     encoder = model.encoder

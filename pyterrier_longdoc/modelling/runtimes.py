@@ -1,4 +1,4 @@
-"""Runtimes: the libraries that compute a backbone when it scores, torch or, on x86-64 CPUs, OpenVINO.
+"""Runtimes: the libraries that compute a backbone in inference, torch or, on x86-64 CPUs, OpenVINO.
 
 Training always uses torch. Shapes: V windows of a pass, T tokens, H hidden size.
 """
@@ -49,19 +49,19 @@ def check_runtime(runtime: str | None, device: Any, dtype: str | None) -> None:
 
 
 def default_device(runtime: str | None) -> str | None:
-    """Return the device of a runtime if none is named; None for torch's choice."""
+    """Return the default device of a runtime; None for torch's default."""
     return "cpu" if runtime == "openvino" else None
 
 
 def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the runtime for an encoder: the given one, or for None the faster one.
+    """Return the runtime for an encoder: the given one, or the faster one for None.
 
-    The choice depends on machine, model and precision alone, so that a score does not depend on the rest of the run.
+    The choice depends only on machine, model and precision, so that a score does not depend on the rest of the run.
 
     Args:
         runtime: one of `RUNTIMES`, or None.
         encoder: a window encoder.
-        needs: what the head needs of it.
+        needs: what the head needs from the encoder.
         device: where the weights are.
         dtype: precision of the backbone.
 
@@ -84,7 +84,7 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
 
 
 def obstacle(encoder: Any, needs: str) -> str:
-    """Return why OpenVINO cannot compute an encoder, as a clause; "" if it can."""
+    """Return the reason why OpenVINO cannot compute an encoder, as a clause; "" if it can."""
     if not encoder.is_exported:
         return "its encoder is not exported"
     if needs == "all":
@@ -103,7 +103,7 @@ class TorchRuntime:
     name: ClassVar[str] = "torch"
 
     def begin(self, backbone: Any) -> None:
-        """Prepare for a run: here, do nothing."""
+        """Prepare for a run; torch needs no preparation."""
 
     def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`."""
@@ -114,8 +114,8 @@ class TorchRuntime:
 class OpenVinoRuntime:
     """Computes a backbone with OpenVINO, and exports it again when its weights change.
 
-    An export has a copy of the weights: whoever scores calls `begin` first, which notices every change. Exports are
-    neither copied nor pickled with the model.
+    An export contains a copy of the weights. Call `begin` before scoring: it detects every change of the weights.
+    Exports are neither copied nor pickled with the model.
     """
 
     name: ClassVar[str] = "openvino"
@@ -129,7 +129,7 @@ class OpenVinoRuntime:
         return type(self), ()
 
     def begin(self, backbone: Any) -> None:
-        """Forget, at the start of a run, the exports of weights that have changed."""
+        """Discard exports of outdated weights at the start of a run."""
         with self._lock:
             if self._forms and self._weights.changed(backbone, contents=True):
                 self._forms.clear()
@@ -153,12 +153,12 @@ class OpenVinoRuntime:
 
 
 def with_mask(inputs: Inputs) -> Inputs:
-    """Return inputs with an attention mask, even without padding, and in one order: one export serves all passes."""
+    """Return inputs in a fixed order with an attention mask, so that one export serves all passes."""
     return {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
 
 
 def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form:
-    """Return the OpenVINO form of a backbone for inputs of these names, checked against torch."""
+    """Return the OpenVINO export of a backbone for inputs with these names, compared with torch."""
     with _as_exports_need_it():
         form = compiled(converted(backbone, names), dtype)
         inputs = _example(backbone, names, 3, 29)  # sizes other than those of the export
@@ -175,7 +175,7 @@ def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form
 
 @contextmanager
 def _as_exports_need_it() -> Iterator[None]:
-    """Compute in fp32, without gradients, on ordinary tensors, as exports record it; they also warn a lot."""
+    """Compute in fp32, without gradients, on ordinary tensors, which exports need, and silence their warnings."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -188,7 +188,7 @@ def _as_exports_need_it() -> Iterator[None]:
 
 
 def converted(backbone: Any, names: tuple[str, ...]) -> Any:
-    """Return OpenVINO's graph of a backbone, for inputs of these names and of any size."""
+    """Return OpenVINO's graph of a backbone for inputs with these names and any size."""
     openvino = import_extra("openvino", "openvino", "runtime='openvino' needs OpenVINO")
     example = _example(backbone, names, 2, 16)
     with _as_exports_need_it():
@@ -198,7 +198,7 @@ def converted(backbone: Any, names: tuple[str, ...]) -> Any:
 
 
 def compiled(graph: Any, dtype: torch.dtype) -> Form:
-    """Return what computes a graph; its inputs are in the order of the export."""
+    """Return a function that computes a graph; its inputs have the order of the export."""
     import openvino
 
     # Set explicitly, because OpenVINO chooses bf16 by itself on CPUs that are fast at it.

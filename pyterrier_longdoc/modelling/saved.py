@@ -1,4 +1,4 @@
-"""A model in a folder: config.json, safetensors, tokenizer, card; whole, or as a difference from its backbone."""
+"""Saved models: a folder with config.json, safetensors, tokenizer and card, or a difference from the backbone."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ Parameters: `{parameters}`
 def save_model(
     folder: Path, model: Model, *, cls: type, parameters: dict[str, Any], adapter: Adapter | None = None
 ) -> None:
-    """Write a model and its class's arguments into a folder; with an adapter only the difference from the backbone.
+    """Write a model and the arguments of its class into a folder; with an adapter, only the changes of the backbone.
 
-    `config.json` has the fingerprint of the weights, so that `load` notices files of two models in one folder.
+    `config.json` contains the fingerprint of the weights, so that `load` detects mixed files of two models.
     """
     head, options = model.head_spec
     if adapter is None:
@@ -99,7 +99,7 @@ def save_model(
 
 
 def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Return the folder and the config.json of a model in a folder, in this package or on the hub."""
+    """Return the folder and the config.json of a model: local, packaged or on the hub."""
     folder = model_folder(name)
     if not folder.is_dir():
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *QUANTIZED_FILES]
@@ -157,7 +157,7 @@ def _check_weights(tensors: Mapping[str, torch.Tensor], folder: Path, config: di
 
 
 def restore_training(model: Model, folder: Path, config: dict[str, Any]) -> None:
-    """Restore a loaded model's record of its training."""
+    """Restore the training record of a loaded model."""
     model.ready, model.trained = config["head"]["ready"], True
     training = folder / TRAINING_FILE
     if training.is_file():
@@ -192,9 +192,9 @@ def _json(content: Any, **options: Any) -> str:
 class Adapter:
     """A model as a difference from its backbone, or from the encoder of another adapter on it, `upon`.
 
-    After training with LoRA each matrix differs from the backbone's by a product `B A` of low rank. These products and
-    the few weights outside the backbone take one or two megabytes instead of ninety. After training all weights a
-    matrix takes one byte a weight, and models that go on from one encoder share its difference.
+    After LoRA training, each matrix differs from the backbone's by a low-rank product `B A`. These products and the few
+    weights outside the backbone take one or two megabytes instead of ninety. After full training, a matrix takes one
+    byte per weight, and models that start from the same encoder share its difference.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -203,12 +203,12 @@ class Adapter:
     upon_weights: str | None = None  # fingerprint of what `upon` changes in the encoder
 
     def describe(self) -> dict[str, str | None]:
-        """Return the JSON-able description of what it stands on."""
+        """Return a JSON-able description of the weights on which it is based."""
         return {"base": self.base, "upon": self.upon, "upon_weights": self.upon_weights}
 
     @classmethod
     def of(cls, model: Model, untrained: Model, *, upon: str | None = None) -> Adapter:
-        """Return the changes by training since `untrained`, the same model before it; see `compress`."""
+        """Return the changes since `untrained`, the same model before training; see `compress`."""
         base, upon_weights, upon = _pretrained(untrained), None, full_name(upon)
         digest = fingerprint(base)
         if upon is not None:
@@ -219,7 +219,7 @@ class Adapter:
 
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
-    """Add an adapter to an untrained model; ValueError if it was made for other weights."""
+    """Add an adapter to an untrained model; ValueError if it belongs to other weights."""
     base, upon, tensors = _pretrained(model), config["adapter"]["upon"], _read_tensors(folder / ADAPTER_FILE)
     _check_weights(tensors, folder, config)
     if fingerprint(base) != config["adapter"]["base"]:
@@ -236,13 +236,13 @@ def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: 
 
 
 def _pretrained(model: Model) -> dict[str, torch.Tensor]:
-    """Return the weights that LoRA adapts: those of the backbone and of a pre-trained aggregator."""
+    """Return the weights that LoRA adapts, those of the backbone and of a pre-trained aggregator."""
     prefixes = (_ENCODER, *(f"head.{name}." for name in model.head.pretrained()))
     return {name: value.cpu() for name, value in model.state_dict().items() if name.startswith(prefixes)}
 
 
 def _encoder_of(adapter: str) -> dict[str, torch.Tensor]:
-    """Return what a saved adapter changes in the backbone's weights."""
+    """Return the changes of a saved adapter to the backbone's weights."""
     folder, config = read_config(adapter)
     differences = _read_tensors(folder / ADAPTER_FILE)
     _check_weights(differences, folder, config)
@@ -255,8 +255,8 @@ _ENCODER = "encoder.backbone."
 def compress(state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the difference between two states, with each changed matrix in the smaller of two forms.
 
-    A matrix `(m, n)` that differs by a low rank becomes `name::B (m, r)` and `name::A (r, n)` in fp16, any other
-    `name::rows (m, n)` int8 and `name::scales (m, 1)`. Changed vectors, and what is not in `base`, stay whole in fp16.
+    A matrix `(m, n)` with a low-rank difference becomes `name::B (m, r)` and `name::A (r, n)` in fp16, any other matrix
+    `name::rows (m, n)` in int8 and `name::scales (m, 1)`. Changed vectors and weights outside `base` stay in fp16.
     """
     differences: dict[str, torch.Tensor] = {}
     for name, value in state.items():
@@ -271,7 +271,7 @@ def compress(state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]
 
 
 def restore(differences: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return all weights of the model: those of `base` with the differences from `compress`."""
+    """Return all weights of the model: `base` plus the differences from `compress`."""
     state = dict(base)
     for name, value in differences.items():
         matrix, _, kind = name.partition("::")
@@ -285,7 +285,7 @@ def restore(differences: Mapping[str, torch.Tensor], base: Mapping[str, torch.Te
 
 
 def _factors(name: str, difference: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a matrix as a product that is smaller than its bytes; nothing if its rank is too high for that."""
+    """Return a matrix as a low-rank product, or {} if that is not smaller than one byte per weight."""
     u, s, v = torch.linalg.svd(difference, full_matrices=False)
     rank = int((s > s[0] * 1e-4).sum())
     if 2 * rank * sum(difference.shape) >= difference.numel():

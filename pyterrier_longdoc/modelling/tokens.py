@@ -1,7 +1,7 @@
-"""Texts as tokens, each tokenised once, with their characters and the titles that are read with their windows.
+"""Tokenized texts, with character offsets and the titles that are prepended to their windows.
 
-A window with a title is read as `title, line break, window`, each tokenized by itself, so that a text has the same
-tokens and windows with and without a title. Word pieces have no token for a line break and put nothing in between.
+A window with a title is read as `title, line break, window`. The parts are tokenized separately, so that a text has the
+same tokens and windows with and without a title. WordPiece has no token for a line break.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Title:
-    """The title that is read with each window of a text."""
+    """The title that is prepended to each window of a text."""
 
     ids: np.ndarray  # its tokens, and the line break before the window
     text: str  # the text of these tokens
@@ -40,7 +40,7 @@ class TokenizedText:
         ids: `(L,)` int32 token ids.
         text: the text of the tokens.
         offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they are not needed.
-        title: the title that is read with each window; None without one.
+        title: the title that is prepended to each window; None without one.
         follows: `(L,)` bool, whether each token follows the one before it in the text; None if all do.
     """
 
@@ -54,31 +54,31 @@ class TokenizedText:
         return len(self.ids)
 
     def read(self, span: Span) -> np.ndarray:
-        """Return the token ids of a window as it is read: those of its title, then those of the window."""
+        """Return the token ids of a window, preceded by those of its title."""
         ids = self.ids[slice(*span)]
         return ids if self.title is None else np.concatenate([self.title.ids, ids])
 
     def input_text(self, span: Span) -> str:
-        """Return the text of a window as it is read: its title on separate lines, then the window."""
+        """Return the text of a window, preceded by its title on separate lines."""
         return on_lines("" if self.title is None else self.title.text, self.window_text(span))
 
     def head(self, length: int) -> TokenizedText:
-        """Return the same text with its first `length` tokens alone."""
+        """Return the text truncated to its first `length` tokens."""
         return self if len(self) <= length else self._subset(slice(length))
 
     def beginning(self, length: int) -> str:
-        """Return the text of the first `length` tokens; the whole text if there are no more."""
+        """Return the text of the first `length` tokens, or the whole text if it is shorter."""
         return self.text if len(self) <= length else self.text[: self.characters((0, length))[1]]
 
     def select(self, spans: Sequence[Span]) -> TokenizedText:
-        """Return the same text with the tokens of these windows alone, in order, each once."""
+        """Return the same text with only the tokens of these windows, in order and without repetition."""
         keep = np.zeros(len(self), dtype=bool)
         for start, end in spans:
             keep[start:end] = True
         return replace(self._subset(keep), follows=(keep & np.roll(keep, 1))[keep])
 
     def with_sentences_marked(self, mark: int) -> TokenizedText:
-        """Return the same text with a mark before each sentence; a mark has the characters of the token after it."""
+        """Return the same text with a mark before each sentence, which has the offsets of the following token."""
         starts = np.unique([0, *self.tokens_before(sentence_starts(self.text))])
         starts = starts[starts < len(self)]
         offsets = self._required_offsets()
@@ -91,18 +91,18 @@ class TokenizedText:
         return replace(self, ids=self.ids[positions], offsets=offsets, follows=follows)
 
     def window_text(self, span: Span) -> str:
-        """Return the text of a window; a space stands where `select` left out tokens."""
+        """Return the text of a window, with a space where `select` has removed tokens."""
         return " ".join(self.text[start:end] for start, end in self.pieces(span))
 
     def pieces(self, span: Span) -> list[Span]:
-        """Return the characters of a window: one span, or one for each part between which `select` left out tokens."""
+        """Return the characters of a window: one span, or several if `select` has removed tokens in between."""
         start, end = span
         follows = [] if self.follows is None else self.follows[start + 1 : end].tolist()
         edges = [start, *(position for position, joined in enumerate(follows, start + 1) if not joined), end]
         return list(map(self.characters, itertools.pairwise(edges)))
 
     def characters(self, span: Span) -> Span:
-        """Return the characters at which a window starts and ends; for an empty one, where the token before it ends."""
+        """Return the characters of a window; for an empty window, the end of the token before it."""
         offsets = self._required_offsets()
         window = offsets[slice(*span)]
         if not len(window):
@@ -111,11 +111,11 @@ class TokenizedText:
         return int(window[0, 0]), int(window[:, 1].max())
 
     def tokens_before(self, characters: int | Sequence[int]) -> np.ndarray:
-        """Return how many tokens end at or before each character offset: byte-level tokens begin with a space."""
+        """Return the number of tokens that end at or before each offset (byte-level tokens begin with a space)."""
         return np.searchsorted(np.maximum.accumulate(self._required_offsets()[:, 1]), characters, side="right")
 
     def tokens_begun(self, character: int) -> int:
-        """Return how many tokens begin before a character offset."""
+        """Return the number of tokens that begin before a character offset."""
         return int(np.searchsorted(self._required_offsets()[:, 0], character, side="left"))
 
     def _required_offsets(self) -> np.ndarray:
@@ -125,7 +125,7 @@ class TokenizedText:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:
-    """Return the tokens of texts without special ones; `lead` is put before each text, but offsets do not count it."""
+    """Tokenize texts without special tokens; `lead` is prepended to each text but not counted in offsets."""
     if not texts:
         return []
     encoded = tokenizer(
@@ -148,7 +148,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lea
 
 
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
-    """Return a text's tokens and characters by a fast tokenizer; for None its words and punctuation marks."""
+    """Tokenize a text with a fast tokenizer; None splits it into words and punctuation marks."""
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(full_name(tokenizer))
     if tokenizer is not None:
@@ -160,7 +160,7 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
 
 
 def serialized(part: Any) -> bytes | None:
-    """Return a tokenizer's backend, or a step of it, as bytes; None if it is written in Python."""
+    """Return a tokenizer's backend, or a step of it, as bytes; None if it is Python code."""
     try:
         return b"" if part is None else part.__getstate__()
     except Exception as error:  # tokenizers has no class for this error
@@ -175,7 +175,7 @@ def serialized(part: Any) -> bytes | None:
 def tokenize_documents(
     tokenizer: Any, documents: Sequence[Document], repeat_tokens: int, *, offsets: bool = False, lead: str = ""
 ) -> list[TokenizedText]:
-    """Return the tokens of texts with titles of at most so many tokens, line break included; 0 for no titles."""
+    """Tokenize texts and their titles; titles have at most `repeat_tokens` tokens including a line break."""
     bodies = tokenize(tokenizer, [document.text for document in documents], offsets=offsets, lead=lead)
     titles = list(dict.fromkeys(doc.repeated for doc in documents if doc.repeated)) if repeat_tokens else []
     if not titles:

@@ -1,4 +1,4 @@
-"""Weights: how a change is noticed, and how one model takes over those of another."""
+"""Weights: detecting changes, and copying weights from another model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HeadSpec = tuple[str, dict[str, Any]]
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return a digest by which to tell whether two models have the same weights, on any device."""
+    """Return a digest that is equal for equal weights, on any device."""
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(name.encode())
@@ -33,10 +33,10 @@ def _contents(tensor: torch.Tensor) -> memoryview:
 
 
 class WeightsWatch:
-    """Tells whether weights have changed since its last look, so that exports, embeddings or states are outdated.
+    """Detects changes of weights, after which exports, embeddings or states are outdated.
 
-    torch counts the writes to a tensor, but not those through `.data` or by fused optimizers. Checksums of the contents
-    show these: for 22 million weights they take about 0.02 s, a `fingerprint` 0.15 s.
+    torch counts the writes to a tensor, except those through `.data` or by fused optimizers, which only checksums of
+    the contents detect. For 22 million weights, checksums take about 0.02 s and a `fingerprint` 0.15 s.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class WeightsWatch:
         self._contents: Hashable = None
 
     def forget(self) -> None:
-        """Let the next look report a change."""
+        """Make the next call of `changed` return True."""
         self._writes = self._contents = None
 
     def changed(self, *modules: nn.Module, contents: bool) -> bool:
-        """Return whether parameters or buffers of modules have changed since the last look; the first says True."""
+        """Return whether parameters or buffers have changed since the last call; True at the first call."""
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         uncounted = any(tensor.is_inference() for tensor in tensors)
         writes = tuple((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
@@ -62,24 +62,23 @@ class WeightsWatch:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let random weights depend on `seed` alone; the global random state stays as it is."""
+    """Seed random weights without changing the global random state."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 
 
 def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
-    """Make a head with weights that depend on `seed` alone."""
+    """Return a new head whose weights depend only on `seed`."""
     name, options = head
     with seeded(seed):
         return build_head(name, hidden_size, channels=channels, **options)
 
 
 def warm_start(head: Head, start: WarmStart) -> bool:
-    """Let a head take over what fits of a checkpoint; return whether its scores make sense without training.
+    """Copy the matching weights of a checkpoint to a head; return whether its scores make sense without training.
 
-    A `warm_start` that a head inherits knows nothing of the weights that the head's own constructor adds, beside the
-    last layer: they stay random.
+    They do not if a head adds weights in its constructor but inherits `warm_start`, which leaves these weights random.
     """
     ready = head.warm_start(start)
     knows_all = next("warm_start" in vars(c) for c in type(head).__mro__ if {"__init__", "warm_start"} & vars(c).keys())
@@ -87,9 +86,9 @@ def warm_start(head: Head, start: WarmStart) -> bool:
 
 
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
-    """Put another head on a model's encoder; do nothing and return False if trained weights would be lost.
+    """Replace the head of a model; do nothing and return False if this would discard trained weights.
 
-    A head of the same kind takes over the weights; any other starts afresh, which a trained model refuses.
+    A head of the same kind keeps the weights. Any other head gets new weights, which is refused for a trained model.
     """
     new, old = seeded_head(head, model.backbone.hidden_size, seed, channels=model.backbone.channels), model.head
     changed = {name for name in head[1] if head[1][name] != model.head_spec[1].get(name)}
@@ -107,13 +106,13 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
 
 
 def start_from(model: Any, other: Any, seed: int) -> None:
-    """Take over another model's encoder, and its head or what fits of it.
+    """Copy the encoder of another model, and the matching weights of its head.
 
-    Weights that the other model does not have stay random, by seed. Then, or if the other encoder has layers that this
-    one lacks, scores make no sense before training.
+    Weights that the other model lacks stay random, by seed. In that case, and if the other encoder has additional
+    layers, scores make no sense before training.
 
-    From a bi-encoder only the backbone is taken: no head was trained on its states. The same holds between encoders
-    whose vectors stand for different things.
+    Of a bi-encoder, only the backbone is copied, because no head was trained on its states. The same holds for encoders
+    whose vectors represent different things.
 
     Raises:
         ValueError: if the encoders or the vocabularies differ.
@@ -146,7 +145,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
 
 
 def _part(name: str) -> str:
-    """Return the module or parameter of an encoder to which a weight of this name belongs."""
+    """Return the module or parameter of an encoder to which a weight belongs."""
     return name.partition(".")[0]
 
 
@@ -171,7 +170,7 @@ def _start_head(model: Any, other: Any) -> None:
 
 
 def _difference(module: nn.Module, other: nn.Module) -> str | None:
-    """Return the first weight that one module lacks or has in another shape; None if there is none."""
+    """Return the first weight that is missing in one module or differs in shape; None if there is none."""
     shapes, other_shapes = (
         {name: tuple(value.shape) for name, value in m.state_dict().items()} for m in (module, other)
     )
