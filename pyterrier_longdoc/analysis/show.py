@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,6 +141,11 @@ class ShownRanking:
                 ellipsis = "…" if len(text) > PRINTED_CHARACTERS else ""
                 lines.append(f"   {text[:PRINTED_CHARACTERS]}{ellipsis}")
         return "\n".join(lines + [self._rest_note()] * bool(self.rest))
+
+    def save(self, file: str | Path) -> None:
+        """Write the ranking as an HTML page."""
+        page = f'<!doctype html><meta charset="utf-8"><title>{escape(self.query)}</title>{self._repr_html_()}'
+        Path(file).write_text(page, encoding="utf-8")
 
     def _repr_html_(self) -> str:
         values = [value for document in self.documents for value in document.scores]

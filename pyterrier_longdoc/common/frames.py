@@ -143,10 +143,18 @@ def validated(
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
         raise ValueError(f"the column(s) {', '.join(twice)} occur more than once in the input: rename or drop one")
-    with pt.validate.any(inp, context=context) as v:
-        v.result_frame(["query", *fields, *extra], mode="text")
-        if text_loader is not None:
-            v.result_frame(["query", *extra], mode="text_loader")
+    try:
+        with pt.validate.any(inp, context=context) as v:
+            v.result_frame(["query", *fields, *extra], mode="text")
+            if text_loader is not None:
+                v.result_frame(["query", *extra], mode="text_loader")
+    except pt.validate.InputValidationError as error:
+        absent = [name for name in fields if name not in inp]
+        if absent:
+            columns = ", ".join(map(repr, absent))
+            advice = f"put dataset.text_loader() before it, or set text_loader= or text_field= ({error.args[0]})"
+            error.args = (f"{type(context).__name__} lacks the text column(s) {columns}: {advice}",)
+        raise
     check_qids(inp)
     return fields
 

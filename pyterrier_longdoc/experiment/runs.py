@@ -70,7 +70,12 @@ class QueryEvaluator:
         if filter_by_topics:
             judged = judged[judged["qid"].isin(set(topics["qid"]))]
         if not len(judged) or not len(topics):
-            raise ValueError("qrels and topics have no qid in common: use the qrels of these topics")
+            ids = (", ".join(map(repr, frame["qid"].unique()[:3].tolist())) or "none" for frame in (topics, qrels))
+            raise ValueError(
+                "qrels and topics have no qid in common (topics: {}; qrels: {}): use the qrels of these topics".format(
+                    *ids
+                )
+            )
         measures = _named_measures(metrics)
         self.qids = judged["qid"].drop_duplicates().tolist()
         self.names = list(measures)

@@ -98,6 +98,17 @@ def save_model(
         save_file(tensors, temporary_file, metadata={"format": "pt"})
 
 
+def check_folder(folder: Path) -> None:
+    """Raise ValueError for a folder with files that are not a model saved by this package."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
+    if CONFIG_FILE in names:
+        is_ours = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("format") == SAVED_FORMAT
+    else:  # the remains of a save that was interrupted
+        is_ours = bool(names & {WEIGHTS_FILE, ADAPTER_FILE})
+    if names and not is_ours:
+        raise ValueError(f"{str(folder)!r} contains other files, such as {min(names)!r}: save to a new folder")
+
+
 def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
     """Return the folder and the config.json of a model: local, packaged or on the hub."""
     folder = model_folder(name)

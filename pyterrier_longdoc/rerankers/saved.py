@@ -26,6 +26,7 @@ from ..modelling.saved import (
     TRAINING_FILE,
     Adapter,
     apply_adapter,
+    check_folder,
     load_model,
     read_config,
     restore_training,
@@ -92,14 +93,16 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
     files are replaced leaves no `config.json`, without which `load` refuses the folder.
 
     Raises:
-        ValueError: for a backbone with remote code, whose code would be missing from the folder.
-        TypeError: for an external scorer, whose weights are not here.
+        ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder contains
+            other files.
+        TypeError: for an external scorer, which has no weights.
     """
     reranker.origin.need_weights("saved")
     if reranker.trust_remote_code:
         raise ValueError(
             "a model whose backbone runs remote code cannot be saved: this package does not store that code"
         )
+    check_folder(folder)
     parameters = config_of(reranker)
     model = reranker.model
     with replacing_files(folder, last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:

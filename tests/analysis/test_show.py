@@ -72,6 +72,14 @@ def test_text_has_the_shade_of_its_highest_window_and_the_best_one_is_underlined
     ]
 
 
+def test_a_ranking_is_saved_as_a_page(tmp_path):
+    shown = ld.show(ranking())
+    shown.save(tmp_path / "ranking.html")
+    saved = (tmp_path / "ranking.html").read_text(encoding="utf-8")
+    assert saved.startswith("<!doctype html>")
+    assert saved.endswith(shown._repr_html_())
+
+
 def test_a_shade_ends_with_a_word():
     frame = ranking(window_spans=[(0, 7)], window_scores=[1.0], window_weights=[1.0])
     assert [piece[0] for piece in page(ld.show(frame)).pieces if piece[0] in TEXT] == [TEXT[:8], TEXT[8:]]

@@ -256,6 +256,14 @@ def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as
     assert killed > 3
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs.jsonl", "config.json"])
+def test_a_folder_with_other_files_is_not_overwritten(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=name):
+        make("MaxP").save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_weights_of_another_save_are_refused(saved, tmp_path):
     make("MaxP").save(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", saved)

@@ -187,7 +187,7 @@ def test_any_frame_is_scored(loaded, rows, data):
 
 
 def test_a_missing_text_column_is_refused(fresh, results, nothing_loads):
-    with pytest.raises(pt.validate.InputValidationError, match=rf"{type(fresh).__name__}[\s\S]*text"):
+    with pytest.raises(pt.validate.InputValidationError, match=rf"{type(fresh).__name__}[\s\S]*text_loader"):
         fresh(results.drop(columns="text"))
 
 
