@@ -284,7 +284,7 @@ class Reranker(NotebookMixin, pt.Transformer):
                 earlier model.
 
         Returns:
-            A new frame: same rows, order, index and columns, with `score` and `rank`.
+            A new frame with the same rows, order, index and columns, and with `score` and `rank`.
 
         Raises:
             pt.validate.InputValidationError: if a column is missing.
