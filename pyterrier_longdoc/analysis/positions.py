@@ -236,10 +236,10 @@ def relevant_positions(
         locator: finds the passages; None uses the thresholds of Boytsov et al. 2022.
         judge: a `RelevanceJudge`, of which the model, prompt, retries, concurrency and failure rule apply; a reranker;
             or a function `(query, chunk) -> number`.
-        estimator: chooses a chunk by the grades. `best_chunk` needs no threshold and has the smallest bias for every
-            judge (`tests/benchmarks/README.md`). `first_above(0)` is the protocol of the paper for a `RelevanceJudge`:
-            every positive grade is relevant, and fewer chunks are judged. For rerankers, `first_above` needs a
-            calibrated threshold: with a low one, all positions are early.
+        estimator: chooses a chunk by the grades. `best_chunk`, the default for every judge, needs no threshold and is
+            the least biased (`tests/benchmarks/README.md`). `first_above(0)` is the protocol of the paper for a
+            `RelevanceJudge`: every positive grade is relevant, and fewer chunks are judged. For rerankers,
+            `first_above` needs a calibrated threshold: with a low one, all positions are early.
         chunk_tokens: the maximum number of tokens per chunk: 256 in the paper, 128 for BEIR.
         max_chunks: the maximum number of chunks to judge per document (36 in the paper, about 9,000 tokens); None for
             all.

@@ -41,11 +41,11 @@ def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_files(folder: Path, *, last: str, old: Iterable[str]) -> Iterator[Path]:
+def replacing_files(folder: Path, *, first: str, last: str, old: Iterable[str]) -> Iterator[Path]:
     """Yield an empty folder, whose contents move into `folder` on success, once they are completely on disk.
 
-    The file `last` is removed first and moved last, so that it is missing after an interruption. Files and folders
-    named `old` are removed; others that are not replaced stay.
+    The file `last` is removed first and moved last, so that it is missing after an interruption. Files whose names end
+    in `first` are moved first. Files and folders named `old` are removed; others that are not replaced stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
@@ -53,7 +53,7 @@ def replacing_files(folder: Path, *, last: str, old: Iterable[str]) -> Iterator[
         for file in Path(temporary).rglob("*"):
             if file.is_file():
                 _flush(file, os.O_RDWR)
-        new = sorted(Path(temporary).iterdir(), key=lambda path: path.name == last)
+        new = sorted(Path(temporary).iterdir(), key=lambda path: (path.name == last, not path.name.endswith(first)))
         (folder / last).unlink(missing_ok=True)
         for target in (folder / name for name in (*old, *(path.name for path in new))):
             if target.is_dir():

@@ -149,8 +149,8 @@ def validated(
             if text_loader is not None:
                 v.result_frame(["query", *extra], mode="text_loader")
     except pt.validate.InputValidationError as error:
-        absent = [name for name in fields if name not in inp]
-        if absent:
+        absent = [name for name in ("qid", "docno", "query", *extra, *fields) if name not in inp]
+        if text_loader is None and absent and set(absent) <= set(fields):
             columns = ", ".join(map(repr, absent))
             advice = f"put dataset.text_loader() before it, or set text_loader= or text_field= ({error.args[0]})"
             error.args = (f"{type(context).__name__} lacks the text column(s) {columns}: {advice}",)

@@ -279,7 +279,14 @@ class WindowEncoder(nn.Module):
             arguments = {**batch.arguments, **self.rules.extra_inputs(batch)}
             recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
             with recording as earlier_states, self.rules.pass_context(self.backbone, length):
-                last_states = self.runtime(self.backbone, arguments)
+                try:
+                    last_states = self.runtime(self.backbone, arguments)
+                except torch.OutOfMemoryError as error:
+                    size = f"{len(rows)} windows of up to {length} tokens"
+                    error.args = (
+                        f"{error} This happened with {size} in a pass: lower max_batch_tokens or batch_size.",
+                    )
+                    raise
             if coverage is not None:
                 coverage.tokens_encoded += batch.tokens
                 coverage.tokens_computed += batch.mask.numel()

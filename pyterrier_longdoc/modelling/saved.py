@@ -101,10 +101,13 @@ def save_model(
 def check_folder(folder: Path) -> None:
     """Raise ValueError for a folder with files that are not a model saved by this package."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
+    is_ours = bool(names & {WEIGHTS_FILE, ADAPTER_FILE})  # without a configuration: a save that was interrupted
     if CONFIG_FILE in names:
-        is_ours = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("format") == SAVED_FORMAT
-    else:  # the remains of a save that was interrupted
-        is_ours = bool(names & {WEIGHTS_FILE, ADAPTER_FILE})
+        try:
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        except ValueError:
+            config = None
+        is_ours = isinstance(config, dict) and config.get("format") == SAVED_FORMAT
     if names and not is_ours:
         raise ValueError(f"{str(folder)!r} contains other files, such as {min(names)!r}: save to a new folder")
 

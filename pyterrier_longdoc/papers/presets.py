@@ -86,7 +86,7 @@ class Preset:
         return f"Preset({self.row}: {self.transformer}({arguments}))"
 
     def __call__(self, *, as_published: bool = False, **changes: Any) -> Any:
-        """Create a transformer with the recipe of the paper. The trained weights were not published, so `fit` it.
+        """Create a transformer with the paper's recipe. It is untrained; only the zero-shot systems need no `fit`.
 
         Args:
             as_published: also read windows that only contain padding, as for the published figures (`FixedGrid`).

@@ -410,7 +410,8 @@ class CrossEncoder(Reranker, pt.Estimator):
             folder: created if it does not exist; `load` restores the model from it.
 
         Raises:
-            ValueError: if the backbone uses remote code, which would be missing from the folder.
+            ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder
+                contains other files than a saved model.
             TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
         """
         saved.save(self, Path(folder))

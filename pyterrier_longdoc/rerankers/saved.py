@@ -105,7 +105,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
     check_folder(folder)
     parameters = config_of(reranker)
     model = reranker.model
-    with replacing_files(folder, last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
+    with replacing_files(folder, first=".safetensors", last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
         if reranker.preselect is not None:
             parameters["preselect"] = reranker.preselect.to_config(new)
         if calibration is not None:

@@ -227,7 +227,9 @@ class Run:
         for name, tensor in trained_tensors(self.model).items():
             if not torch.isfinite(tensor).all():
                 problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
-                raise FloatingPointError(f"{problem}: create a new model, lower learning_rates or set max_grad_norm")
+                raise FloatingPointError(
+                    f"{problem}: create a new model, and lower learning_rates or set max_grad_norm"
+                )
         if due or epoch_ends:
             origin = self.history[self.old_entries - 1] if self.old_entries else {"epoch": 0, "step": 0}
             epoch = -(-state.step // self.steps_per_epoch)

@@ -14,6 +14,9 @@ def test_published_figures_stand_beside_computed_ones(tmp_path):
     pytest.importorskip("pyterrier_pisa")
     script = Path(__file__).with_name("published_row.py")
     command = [sys.executable, str(script), "firstp-e5-4k", "maxp", "--stand-in"]
+    first = subprocess.run([*command, "--dev-queries", "3"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr[-3000:]
+    assert "dev RR, 3 queries" in first.stdout
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("firstp-e5-4k ", "maxp "))]
@@ -24,4 +27,4 @@ def test_published_figures_stand_beside_computed_ones(tmp_path):
         ("maxp", "0.644"),
     ]
     assert all(0.0 <= float(found) <= 1.0 for _, found, _ in rows)
-    assert (tmp_path / "published-row" / "models" / "maxp").is_dir()
+    assert (tmp_path / "published-row" / "stand-in" / "maxp-all").is_dir()

@@ -58,6 +58,17 @@ def test_passes_are_all_rows_in_order_and_within_the_limits(encoder, lengths, li
         assert all(lengths.count(length) < exact_run for rows in mixed for length in rows)
 
 
+def test_running_out_of_memory_names_the_arguments_to_lower(backbone, monkeypatch):
+    model = make_scorer(backbone)
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(model.encoder.backbone, "forward", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="max_batch_tokens"):
+        model.score(["cat"], ["snow"])
+
+
 def test_equal_windows_are_encoded_once(encoder, backbone):
     coverage = Coverage()
     queries = [np.array([5, 6], dtype=np.int32), np.array([7], dtype=np.int32)]

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,9 +257,24 @@ def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as
     assert killed > 3
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs.jsonl", "config.json"])
-def test_a_folder_with_other_files_is_not_overwritten(name, tmp_path):
-    (tmp_path / name).write_text("{}")
+def test_a_first_save_that_was_interrupted_can_be_repeated(results, tmp_path):
+    model, folder, killed, finished = make("MaxP"), tmp_path / "saved", 0, False
+    while not finished:
+        shutil.rmtree(folder, ignore_errors=True)
+        with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+            let_fail(patch, killed + 1, Stopped(), CHANGES)
+            model.save(folder)
+            finished = True
+        model.save(folder)
+        killed += not finished
+    assert killed > 3
+    np.testing.assert_array_equal(scores(ld.MaxP.load(folder), results), scores(model, results))
+
+
+@pytest.mark.parametrize("content", ["{}", "", "[]"])
+@pytest.mark.parametrize("name", ["README.md", "config.json"])
+def test_a_folder_with_other_files_is_not_overwritten(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=name):
         make("MaxP").save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]

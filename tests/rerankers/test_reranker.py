@@ -191,6 +191,12 @@ def test_a_missing_text_column_is_refused(fresh, results, nothing_loads):
         fresh(results.drop(columns="text"))
 
 
+def test_a_missing_query_column_is_not_called_a_missing_text(results, nothing_loads):
+    with pytest.raises(pt.validate.InputValidationError, match="query") as caught:
+        make("MaxP")(results.drop(columns=["text", "query"]))
+    assert "text_loader" not in str(caught.value)
+
+
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
 def test_rows_without_a_qid_are_refused(missing, results, nothing_loads):
     with pytest.raises(ValueError, match="'qid' is empty in 2 of 5 rows"):
