@@ -1,8 +1,8 @@
 """BERT with linear attention biases instead of position embeddings: JINA-v2 and MosaicBERT without remote code.
 
 Both families are BERT with ALiBi (Press et al. 2022, in its symmetric form: the bias of query i and key j is
-`-slope * |i - j|`) and a gated feed-forward layer (Shazeer 2020); they differ in how their checkpoints name and
-arrange the same weights. `AlibiBert` has one arrangement, `weights_of` translates the published ones into it.
+`-slope * |i - j|`) and a gated feed-forward layer (Shazeer 2020); their checkpoints differ in the names and
+arrangement of the same weights. `AlibiBert` has one arrangement; `weights_of` converts published ones to it.
 
 Sources: JINA embeddings 2 (Günther et al. 2023), MosaicBERT (Portes et al. 2023).
 Shapes: V inputs, T tokens, H hidden size, A attention heads, I width of the feed-forward layer.
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 BIAS_ELEMENTS = 2**25
-"""Most elements of an attention bias that exist at a time, 128 MB in fp32; longer inputs attend in slices."""
+"""The maximum size of an attention bias in elements, 128 MB in fp32; for longer inputs, it is computed in slices."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class AlibiConfig:
     """Sizes of an `AlibiBert`; entries are named as in Hugging Face's BERT configuration.
 
     Args:
-        max_position_embeddings: longest input in training. Longer ones do not fail.
-        qk_norm: normalize queries and keys, and the sum around the attention once more (JINA's models for code and its
-            rerankers).
+        max_position_embeddings: the longest input in training. Longer inputs do not fail.
+        qk_norm: normalize queries and keys, and the sum around the attention a second time (JINA's models for code and
+            its rerankers).
     """
 
     vocab_size: int = 30528
@@ -53,7 +53,7 @@ class AlibiConfig:
 
     @classmethod
     def from_published(cls, config_json: Mapping[str, Any], *, qk_norm: bool) -> AlibiConfig:
-        """Return what the config.json of a JINA-v2 or MosaicBERT checkpoint says."""
+        """Return the configuration of a JINA-v2 or MosaicBERT checkpoint from its config.json."""
         kind = config_json.get("feed_forward_type", "geglu")
         if kind != "geglu":
             raise ValueError(
@@ -61,7 +61,7 @@ class AlibiConfig:
             )
         field_names = {f.name for f in fields(cls)}
         values = {name: value for name, value in config_json.items() if name in field_names}
-        # MosaicBERT keeps BERT's 512 positions in its configuration; the ALiBi size is what it was trained for.
+        # MosaicBERT keeps BERT's 512 positions in its configuration; the ALiBi size is that of its training.
         longest = max(config_json.get("max_position_embeddings", 0), config_json.get("alibi_starting_size", 0))
         return cls(**{**values, "max_position_embeddings": longest or cls.max_position_embeddings, "qk_norm": qk_norm})
 
@@ -93,7 +93,7 @@ class AlibiBert(nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> SimpleNamespace:
-        """Return `last_hidden_state (V, T, H)` for `(V, T)` ids; by default nothing is padding and all types are 0."""
+        """Return `last_hidden_state (V, T, H)` for `(V, T)` ids; by default no padding and types 0."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states = self.dropout(self.norm(self.word_embeddings(input_ids) + self.type_embeddings(types)))
         bias = AlibiBias(self.config.num_attention_heads, input_ids, attention_mask)
@@ -156,7 +156,7 @@ class Attention(nn.Module):
 
 
 class AlibiBias:
-    """The attention bias of a batch of `(V, T)` ids and A heads, made in slices so that long inputs fit into memory."""
+    """The attention bias of a batch of `(V, T)` ids and A heads, in slices so that long inputs fit into memory."""
 
     def __init__(self, heads: int, input_ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         count, self.length = input_ids.shape
@@ -165,7 +165,7 @@ class AlibiBias:
         self.padding = None if mask is None else ~mask.bool()[:, None, None]  # (V, 1, 1, T)
         rows = BIAS_ELEMENTS // (heads * self.length * (1 if mask is None else count))
         self.step = min(max(1, rows), self.length)
-        # A single slice is made once, for all layers.
+        # A single slice is computed once for all layers.
         self.whole = self.rows(0, self.length) if self.step == self.length else None
 
     def rows(self, start: int, end: int) -> torch.Tensor:
@@ -199,7 +199,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def is_published_layout(config_json: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json is that of a JINA-v2 or MosaicBERT checkpoint."""
+    """Return whether a config.json is that of a JINA-v2 or MosaicBERT checkpoint."""
     if config_json.get("model_type") != "bert":
         return False
     return config_json.get("position_embedding_type") == "alibi" or "alibi_starting_size" in config_json
@@ -225,7 +225,7 @@ _NAMES = {
     "mlp.down_layer": "down",
     "mlp.layernorm": "norm",
 }
-"""From the published name of a module, within its layer, to its name here and, after a slash, its part."""
+"""Maps the published name of a module, within its layer, to its name here and, after a slash, its part."""
 
 _PUBLISHED = re.compile(r"(?:bert\.)?(?:encoder\.layer\.(\d+)\.)?(.+)\.(weight|bias)")
 _NOT_OF_THE_ENCODER = ("cls.", "pooler.", "classifier.", "embeddings.position_ids", "embeddings.token_type_ids")
@@ -234,7 +234,7 @@ _NOT_OF_THE_ENCODER = ("cls.", "pooler.", "classifier.", "embeddings.position_id
 def weights_of(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the state dict of an `AlibiBert` from that of a published checkpoint, without heads and poolers.
 
-    It knows JINA-v2 as published (`mlp.gated_layers`), JINA-v2 with normalized queries and keys (`mlp.up_gated_layer`)
+    Supports JINA-v2 as published (`mlp.gated_layers`), JINA-v2 with normalized queries and keys (`mlp.up_gated_layer`)
     and MosaicBERT (`Wqkv`). Other weights keep their names, which strict loading refuses.
     """
     parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)

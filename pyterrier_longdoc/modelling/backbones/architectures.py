@@ -1,4 +1,4 @@
-"""What some architectures need beyond token ids and a mask, so that no score depends on its batch.
+"""Inputs that some architectures need besides token ids and a mask, so that no score depends on its batch.
 
 Shapes: V inputs of a pass, T tokens.
 """
@@ -25,13 +25,13 @@ POSITIONS_FROM_IDS = {
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
-"""Families that number positions from `pad_token_id + 1`, counting real tokens alone."""
+"""Families that number positions from `pad_token_id + 1`, counting only real tokens."""
 
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
-"""Families whose mask does not reach every step (convolutions, Fourier transforms)."""
+"""Families whose mask does not apply to every step (convolutions, Fourier transforms)."""
 
 _PASS = threading.Lock()
-"""Held by one thread during a pass of BigBird, which sets the model's attention and numpy's global generator."""
+"""Held during a pass of BigBird, which sets the model's kind of attention and numpy's global generator."""
 
 GLOBAL_ATTENTION = ("query", "query_only", "cls", "sentences")
 
@@ -41,14 +41,15 @@ class BackboneOptions:
     """How a backbone is used where there is a choice; each option is a reranker's argument of that name.
 
     Attributes:
-        pooling: `"cls"`, `"mean"` or `"last"`, taken from the last layer's states as they are; None for the
-            checkpoint's own pooling and representation step.
+        pooling: `"cls"`, `"mean"` or `"last"`, of the last layer's states as they are; None for the checkpoint's
+            pooling and representation step.
         template: the words around query and text; None for the checkpoint's template, else the tokenizer's layout for
             two texts.
         prompt: the checkpoint's words before every query.
         global_attention: for Longformer, see `LongformerRules`.
-        attention_window: for Longformer, how many tokens each token sees around it; None for its configuration's.
-        attention_type: for BigBird, `"block_sparse"` or `"original_full"`; None for its configuration's.
+        attention_window: for Longformer, the number of tokens around each token that it attends to; None for the
+            configuration's.
+        attention_type: for BigBird, `"block_sparse"` or `"original_full"`; None for the configuration's.
         attn_implementation: see `use_attention`.
     """
 
@@ -62,38 +63,38 @@ class BackboneOptions:
 
 
 class InputRules:
-    """The needs of an architecture in passes through it; here: none."""
+    """The needs of an architecture in its passes; here none."""
 
     needs_offsets = False
-    """Whether `tokens` needs the characters of tokens."""
+    """Whether `tokens` needs the character offsets of tokens."""
 
     def tokens(self, text: TokenizedText) -> TokenizedText:
         """Return the tokens of a text as the architecture reads them."""
         return text
 
     def group(self, length: int) -> int:
-        """Return the group of an input: a pass holds inputs of one group, neighbours in length."""
+        """Return the group of an input: a pass has inputs of one group and of similar length."""
         return 0
 
     def padded(self, length: int) -> int:
-        """Return the padded length of an input of `length` tokens that is alone in its pass."""
+        """Return the padded length of an input of `length` tokens that is the only one in its pass."""
         return length
 
     def cost(self, length: int) -> int:
-        """Return how many tokens an input of `length` tokens counts in the limit of a pass."""
+        """Return as how many tokens an input of `length` tokens counts towards the limit of a pass."""
         return self.padded(length)
 
     def longest(self, positions: int) -> int:
-        """Return the longest input for a table of so many positions, padding included."""
+        """Return the longest input for a table of this many positions, padding included."""
         return positions
 
     def extra_inputs(self, batch: Pass) -> dict[str, Any]:
-        """Return a backbone's arguments besides ids, mask, segments and positions."""
+        """Return the backbone's arguments besides ids, mask, segments and positions."""
         return {}
 
     @contextmanager
     def pass_context(self, model: Any, length: int) -> Iterator[None]:
-        """Prepare the model for a pass of padded length `length`, and tidy up after it."""
+        """Prepare the model for a pass of padded length `length`, and restore it afterwards."""
         yield
 
 
@@ -105,7 +106,7 @@ class DecoderRules(InputRules):
 
 
 class EqualLengthRules(InputRules):
-    """Encoders whose states depend on padding in spite of the mask: inputs of a pass have one length."""
+    """Encoders whose states depend on padding despite the mask: inputs of a pass have equal length."""
 
     def group(self, length: int) -> int:
         return length
@@ -116,8 +117,8 @@ class LongformerRules(InputRules):
 
     Args:
         window: inputs are padded to a multiple of it, as the model itself does.
-        global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (what Boytsov et al. 2025 ran);
-            `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone.
+        global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (as run by Boytsov et al. 2025);
+            `"query_only"`: the query's tokens (as in their text); `"cls"`: only `[CLS]`.
     """
 
     def __init__(self, window: int, global_attention: str) -> None:
@@ -167,12 +168,12 @@ class SentenceRules(LongformerRules):
 class BigBirdRules(InputRules):
     """BigBird: sets the kind of attention before every pass, and pads all inputs of a pass to one length.
 
-    At the first short input the model switches to full attention for good. Its last block, which all tokens attend to,
-    moves with the padding: inputs of a pass therefore have the same number of blocks.
+    At the first short input, the model itself switches to full attention permanently. Its last block, which all tokens
+    attend to, moves with the padding: inputs of a pass therefore have the same number of blocks.
 
     Args:
         block: tokens in a block.
-        random_blocks: how many random blocks each block attends to (in training only).
+        random_blocks: the number of random blocks that each block attends to (only in training).
         sparse: False for full attention at any length.
     """
 
@@ -196,7 +197,7 @@ class BigBirdRules(InputRules):
         return positions // self.block * self.block if self.is_sparse(positions) else positions
 
     def is_sparse(self, length: int) -> bool:
-        """Tell whether attention to an input of that length is block-sparse."""
+        """Return whether attention in an input of this length is block-sparse."""
         return self.sparse and length > self.longest_full
 
     @contextmanager
@@ -218,7 +219,7 @@ class BigBirdRules(InputRules):
 
 
 _OWNERS = {"global_attention": "longformer", "attention_window": "longformer", "attention_type": "big_bird"}
-"""Options that one family has."""
+"""Options that only one family has."""
 
 
 def rules_for(config: Any, options: BackboneOptions, tokenizer: Any = None) -> InputRules:
@@ -231,7 +232,7 @@ def rules_for(config: Any, options: BackboneOptions, tokenizer: Any = None) -> I
     if options.global_attention == "sentences" and options.template is not None:
         raise ValueError("global_attention='sentences' marks sentences in [CLS] query [SEP] text [SEP]: omit template")
     answers = None if options.template is None else options.template.answers
-    # Remote code may answer or not: nothing here tells.
+    # For remote code, nothing shows whether it answers.
     if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
         raise ValueError(f"a template with answers={answers!r} is for language models, not for {family}")
     if family == "longformer":
@@ -248,13 +249,13 @@ def rules_for(config: Any, options: BackboneOptions, tokenizer: Any = None) -> I
 
 
 def is_decoder(config: Any) -> bool:
-    """Tell whether an architecture is a left-to-right language model."""
+    """Return whether an architecture is a left-to-right language model."""
     family = config.model_type
     return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def is_language_model(config: Any) -> bool:
-    """Tell whether an architecture answers in words: left to right, or as a decoder that looks at an encoder."""
+    """Return whether an architecture generates text: left to right, or as a decoder that attends to an encoder."""
     return is_decoder(config) or bool(getattr(config, "is_encoder_decoder", False))
 
 
@@ -280,7 +281,7 @@ def use_attention(model: Any, implementation: str | None) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from logging and showing progress: what matters is checked here."""
+    """Keep transformers from logging and showing progress: this package checks what matters."""
     verbosity = transformers_logging.get_verbosity()
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

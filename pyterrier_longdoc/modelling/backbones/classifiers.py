@@ -17,9 +17,9 @@ from .t5 import FirstStep
 
 
 class Representation(nn.Sequential):
-    """The step of a cross-encoder between its pooled state and its final layer: `norm(act(dense(dropout(x))))`.
+    """The layers of a cross-encoder between its pooled state and its final layer: `norm(act(dense(dropout(x))))`.
 
-    `(V, H)` pooled states to `(V, H)` representations.
+    Maps `(V, H)` pooled states to `(V, H)` representations.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Parts:
     """The parts of a checkpoint.
 
     Attributes:
-        encoder: the layers up to the last states, without pooler or head.
-        representation: the step between pooled state and final layer; None where there is none.
-        final: `Linear(H, 1)`; None without a head that can be taken over.
-        pooling: how the head makes one vector of the states: `"cls"`, `"mean"`, `"last"`, or `"late"`: the mean of the
-            represented states.
+        encoder: the layers up to the last layer's states, without pooler or head.
+        representation: the step between pooled state and final layer; None if there is none.
+        final: `Linear(H, 1)`; None if there is no head that can be used.
+        pooling: how the head turns the states into one vector: `"cls"`, `"mean"`, `"last"`, or `"late"` for the mean of
+            the states after the representation step.
     """
 
     encoder: Any
@@ -48,16 +48,16 @@ class Parts:
 
 
 Split = Callable[[Any], tuple[Representation, nn.Linear]]
-"""From a classifier to its representation step and its final layer."""
+"""Returns a classifier's representation step and its final layer."""
 
 
 def is_classifier(config: Any) -> bool:
-    """Tell whether a configuration names a classification head."""
+    """Return whether a configuration names a classification head."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
 def has_known_head(config: Any) -> bool:
-    """Tell whether the checkpoint has a classification head that can be taken over."""
+    """Return whether the checkpoint has a classification head that can be used."""
     return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config))
 
 
@@ -65,7 +65,7 @@ def take_apart(model: Any) -> Parts:
     """Return the parts of a classifier with a known head, or of a plain encoder."""
     config = model.config
     if is_decoder(config):
-        # A decoder's head looks at the last token: only that one sees the whole input.
+        # A decoder's head uses the last token: only this one attends to the whole input.
         if not isinstance(getattr(model, "score", None), nn.Linear):
             return Parts(model.base_model, None, None, "mean")
         return Parts(model.base_model, None, one_logit(model.score, config.id2label), "last")
@@ -78,7 +78,7 @@ def take_apart(model: Any) -> Parts:
 
 
 def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
-    """Return the parts of a language model whose score is the logit of one token, less that of a second one if given.
+    """Return the parts of a language model whose score is the logit of one token, minus that of a second one if given.
 
     The first token is the answer for a relevant document; the sigmoid of the difference is its probability among both.
     """
@@ -91,7 +91,7 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
     encoder, pooling = (FirstStep(model), "cls") if model.config.is_encoder_decoder else (model.base_model, "last")
     with torch.no_grad():
         linear = words(encoder(input_ids=ids).last_hidden_state[0, -1])
-        # Logits may be scaled, as T5's, Granite's and Cohere's are.
+        # Logits may be scaled, as in T5, Granite and Cohere.
         scale = float(linear @ logits / linear.square().sum())
         is_linear = scale > 0 and bool((scale * linear - logits).norm() <= 1e-3 * logits.norm())
         final.weight.mul_(scale)
@@ -129,7 +129,7 @@ def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any
     parts = build_alibi(config, "classifier.weight" in state)
     parts.encoder.load_state_dict(weights_of(state))
     if parts.representation is None:
-        # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
+        # JINA's embeddings are means of states; MosaicBERT is a masked language model.
         return replace(parts, pooling="mean" if config_json.get("emb_pooler") == "mean" else "cls")
     weights = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
     final = nn.Linear(config.hidden_size, len(weights["classifier.weight"]))
@@ -146,7 +146,7 @@ def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
 
 
 def without_pooler(encoder: Any) -> Any:
-    """Return the encoder without its pooler, which nothing uses: it would get no gradient and enlarge checkpoints."""
+    """Return the encoder without its unused pooler, which would get no gradient and enlarge checkpoints."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
@@ -157,9 +157,9 @@ _NEGATIONS = ("not", "non", "no", "ir", "un", "in")
 
 
 def relevant_label(names: Mapping[Any, Any]) -> int | None:
-    """Return which of two labels is the positive one by their names; None if they do not tell.
+    """Return which of two labels is the positive one, by their names; None if they do not show it.
 
-    The second one without names, and by transformers' own, "LABEL_0" and "LABEL_1".
+    It is the second one without names, and with the default names of transformers, "LABEL_0" and "LABEL_1".
 
     Example:
         >>> relevant_label({0: "relevant", 1: "not relevant"})
@@ -174,9 +174,9 @@ def relevant_label(names: Mapping[Any, Any]) -> int | None:
 
 
 def one_logit(final: nn.Linear, names: Mapping[Any, Any] | None = None) -> nn.Linear:
-    """Return `Linear(H, 1)` with a bias; of two logits the relevant label's less the other, as log p(relevant) ranks.
+    """Return `Linear(H, 1)` with a bias; of two logits the relevant label's minus the other, as log p(relevant) ranks.
 
-    `names` are those of the labels, see `relevant_label`.
+    `names` are the labels' names, see `relevant_label`.
     """
     if final.out_features == 2:
         relevant = relevant_label(names or {}) or 0
@@ -187,7 +187,7 @@ def one_logit(final: nn.Linear, names: Mapping[Any, Any] | None = None) -> nn.Li
 
 
 def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
-    """Return `Linear(H, 1)`: one logit, less another one if that is given."""
+    """Return `Linear(H, 1)`: one logit, minus another one if given."""
     margin = nn.Linear(logits.in_features, 1)
     bias = torch.zeros(logits.out_features) if logits.bias is None else logits.bias
     with torch.no_grad():
@@ -200,7 +200,7 @@ def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
 
 
 def _dense_out_proj(activation: str | None) -> Split:
-    """Return how to split `out_proj(activation(dense(x)))`; None stands for the configuration's activation."""
+    """Return how to split `out_proj(activation(dense(x)))`; None for the configuration's activation."""
     return lambda model: (
         Representation(
             model.classifier.dense,

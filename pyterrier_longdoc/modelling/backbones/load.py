@@ -1,8 +1,8 @@
-"""Loads a Hugging Face checkpoint and takes it apart into encoder, representation step and final layer.
+"""Loads a Hugging Face checkpoint and splits it into encoder, representation step and final layer.
 
 A cross-encoder checkpoint (`...ForSequenceClassification`) is a backbone, a *representation step* (BERT:
 dense layer and tanh; the others: their classification head without its last layer) and a final linear layer.
-With the three apart, every head can start from scores that make sense before any training.
+With these separated, every head can start from scores that make sense before any training.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ SAVED_FORMAT = "pyterrier_longdoc"
 
 @dataclass(eq=False)
 class Backbone:
-    """A pre-trained encoder and what came with it.
+    """A pre-trained encoder and the other parts of its checkpoint.
 
     Attributes:
         model: the encoder without pooler or head.
-        tokenizer: its fast tokenizer; None for an encoder from a stored description.
+        tokenizer: its fast tokenizer; None for an encoder built from a stored description.
         representation: the cross-encoder's representation step; None for a plain encoder.
         final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
-        pooling: `"cls"`, `"mean"` or `"last"`, how states become one vector.
+        pooling: `"cls"`, `"mean"` or `"last"`: how states become one vector.
         template: the words around query and text; None for the tokenizer's pair layout.
-        rules: what the architecture needs beyond ids and mask.
+        rules: what the architecture needs besides ids and mask.
         options: the options with which it was loaded.
     """
 
@@ -94,7 +94,7 @@ class Backbone:
 
     @property
     def family(self) -> str:
-        """The architecture, as transformers calls it."""
+        """The name of the architecture in transformers."""
         return str(self.model.config.model_type)
 
     @property
@@ -114,7 +114,7 @@ class Backbone:
 
     @property
     def longest_input(self) -> int | None:
-        """Most tokens in one input, special tokens included; None where nothing limits it."""
+        """The maximum number of tokens of an input, special tokens included; None for no limit."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is None or positions <= 0:
             return None
@@ -122,16 +122,16 @@ class Backbone:
 
     @property
     def has_segments(self) -> bool:
-        """Whether it tells a query and a text apart by segments."""
+        """Whether it distinguishes query and text by segments."""
         return getattr(self.model.config, "type_vocab_size", 0) > 1
 
     @property
     def first_position(self) -> int | None:
-        """The first position id; None where the model numbers positions from 0 by itself."""
+        """The first position id; None if the model itself numbers positions from 0."""
         return self.model.config.pad_token_id + 1 if self.family in POSITIONS_FROM_IDS else None
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description from which `build_backbone` makes the same modules."""
+        """Return a JSON-able description from which `build_backbone` creates the same modules."""
         template = None if self.template is None else asdict(self.template)
         steps = self.representation.description if isinstance(self.representation, RepresentationSteps) else None
         pooling = None if self.representation is not None else self.pooling  # a head's pooling is in the configuration
@@ -144,7 +144,7 @@ class Backbone:
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """Return a Hugging Face configuration as JSON-able values, without its path here and the library's version."""
+    """Return a Hugging Face configuration as JSON-able values, without its local path and the library's version."""
     left_out = ("_name_or_path", "transformers_version")
     return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
@@ -156,12 +156,12 @@ def load_backbone(
 
     Args:
         name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
-        trust_remote_code: run modelling code that the checkpoint brings along.
-        options: how it is used where there is a choice.
-        pairs: whether it reads a query and a text together; False for texts one by one.
+        trust_remote_code: run the modelling code of the checkpoint.
+        options: see `BackboneOptions`.
+        pairs: whether it encodes a query and a text together; False for single texts.
 
     Raises:
-        ValueError: for a checkpoint that cannot be used with these options.
+        ValueError: if the checkpoint cannot be used with these options.
         OSError: if there is no such checkpoint, or the hub cannot be reached.
     """
     options = options or BackboneOptions()
@@ -207,18 +207,18 @@ def load_backbone(
 
 
 def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
-    """Load a checkpoint that reads texts one by one; see `load_backbone`."""
+    """Load a checkpoint that encodes single texts; see `load_backbone`."""
     return load_backbone(name, trust_remote_code=trust_remote_code, pairs=False)
 
 
 def encoder_of(folder: str, module: Any, path: str, *, trust_remote_code: bool = False) -> Backbone:
-    """Return the encoder of a model of sentence-transformers, which gets its weights once more, none missing.
+    """Return the encoder of a sentence-transformers model; its weights are loaded again, and none may be missing.
 
     Args:
-        folder: that of the checkpoint.
+        folder: the checkpoint's folder.
         module: the model's first module.
-        path: its folder in the checkpoint.
-        trust_remote_code: take the model that code of the checkpoint made.
+        path: the module's folder in the checkpoint.
+        trust_remote_code: use the model class of the checkpoint's code.
     """
     transformer, place = check_transformer(folder, module), str(Path(folder, path))
     config_json, made, tokenizer = checkpoint_config(place), transformer.model, transformer.tokenizer
@@ -229,7 +229,7 @@ def encoder_of(folder: str, module: Any, path: str, *, trust_remote_code: bool =
         kind, config = type(made), made.config
         del made
         model = load_pretrained(kind, place, config, trust_remote_code=trust_remote_code)
-        if not transformer.do_lower_case:  # which its tokenizer.json may not do
+        if not transformer.do_lower_case:  # the tokenizer itself may keep upper case
             check_tokenizer(place, tokenizer)
         parts = Parts(without_pooler(model), None, None, "mean")
         backbone = _assemble(parts, _fast(folder, tokenizer), BackboneOptions())
@@ -255,7 +255,7 @@ def load_pretrained(auto_class: Any, name: str, config: Any, **options: Any) -> 
             name,
             config=config,
             dtype=torch.float32,
-            use_safetensors=True,  # pickles may run code as they are read
+            use_safetensors=True,  # loading a pickle may run code
             output_loading_info=True,
             **options,
         )
@@ -276,14 +276,14 @@ def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
 
 
 def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None) -> Template | None:
-    """Return the words around query and text: the chosen ones, else the checkpoint's, else None for two texts."""
+    """Return the words around query and text: the chosen ones, else the checkpoint's, else None for two plain texts."""
     if choice is not None:
         return choice.within(tokenizer)
     if files is not None and files.chat is not None:
         return replace(template_of_roles(tokenizer, prompt=files.prompt, **files.chat), answers=files.answers or None)
     separates = not config.is_encoder_decoder and _separates(tokenizer)
     if files is not None:
-        # Sentence-transformers reads two texts, in the tokenizer's layout or one after the other.
+        # Sentence-transformers encodes two texts, in the tokenizer's layout or concatenated.
         if not files.answers and (separates or not is_decoder(config)):
             return None
         certain = not separates
@@ -291,7 +291,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
     elif not is_language_model(config):
         return None
     elif names_roles(tokenizer):
-        # Without further files sentence-transformers compares "yes" and "no".
+        # Without other files, sentence-transformers compares "yes" and "no".
         return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
     else:
         certain = not config.is_encoder_decoder and tokenizer.chat_template is None
@@ -309,7 +309,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
 
 
 def _separates(tokenizer: Any) -> bool:
-    """Tell whether a tokenizer puts special tokens between two texts, as Llama's does."""
+    """Return whether a tokenizer puts special tokens between two texts, as Llama's does."""
     sides = tokenizer("a", "b").sequence_ids()
     return sides.index(1) > len(sides) - sides[::-1].index(0)
 
@@ -326,7 +326,7 @@ def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions
     parts = alibi_parts(state, config_json)
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
-        # MosaicBERT has no tokenizer of its own: it uses BERT's.
+        # MosaicBERT uses BERT's tokenizer.
         name = reachable("google-bert/bert-base-uncased")
     tokenizer = load_fast_tokenizer(name)
     if options.template is not None:
@@ -363,7 +363,7 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
         check_embeddings(parts.encoder, tokenizer)
     use_attention(parts.encoder, options.attn_implementation)
     if options.pooling is not None and (options.pooling != parts.pooling or parts.representation is not None):
-        # The last layer was trained for another vector.
+        # The last layer was trained on other vectors.
         parts = Parts(parts.encoder, None, None, options.pooling)
     return Backbone(
         parts.encoder,
@@ -378,7 +378,7 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
 
 
 def check_embeddings(model: Any, tokenizer: Any) -> None:
-    """Raise ValueError if a tokenizer can produce a token, an added one included, for which there is no embedding."""
+    """Raise ValueError if a tokenizer can produce a token, including added ones, that has no embedding."""
     tokens, embeddings = max(tokenizer.get_vocab().values()) + 1, len(model.get_input_embeddings().weight)
     if tokens > embeddings:
         raise ValueError(
@@ -402,7 +402,7 @@ def _fast(name: str, tokenizer: Any) -> Any:
 def _check_labels(name: str, labels: int, names: Mapping[Any, Any] | None) -> None:
     if labels > 2:
         raise ValueError(f"checkpoint {name!r} is a classifier with {labels} labels, but a reranker has one or two")
-    if labels == 2 and names is not None:  # of a head that is taken over
+    if labels == 2 and names is not None:  # of a head that is used
         relevant = relevant_label(names)
         if relevant is None:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Checkpoints of sentence-transformers, as its own loader reads them.
+"""Checkpoints of sentence-transformers, loaded with that library.
 
-It builds the modules of a checkpoint with their weights and follows the settings in its files. What it would do without
-a word is refused here: weights that are missing, pickles, functions of others, texts that a chat template surrounds.
+It builds the modules of a checkpoint with their weights and follows the settings in its files. What it would silently
+accept is refused here: missing weights, pickles, functions of other packages, texts within a chat template.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .sentence_transformers_files import modules_of
 from .steps import RepresentationSteps, Step
 
 VECTOR, TOKENS = "sentence_embedding", "token_embeddings"
-"""The names of the pooled vector and of the tokens' vectors, before and after the layers."""
+"""The keys of the pooled vector and of the tokens' vectors, before and after the layers."""
 
 
 def library(name: str) -> Any:
@@ -39,9 +39,9 @@ def load_model(folder: str, kind: str, *, trust_remote_code: bool = False) -> An
     """Return the model of a checkpoint of sentence-transformers, PyLate or Stanford's ColBERT, in fp32.
 
     Args:
-        folder: that of the checkpoint, see `local_folder`.
-        kind: the class that it is a checkpoint of, see `kind_of`: any other would be converted without a word.
-        trust_remote_code: use the classes of modules and functions that the checkpoint brings along.
+        folder: the checkpoint's folder, see `local_folder`.
+        kind: the class of the checkpoint, see `kind_of`; with another one, it would be silently converted.
+        trust_remote_code: use the checkpoint's own classes of modules and functions.
     """
     classes = library(folder)
     check_files(folder, trust_remote_code=trust_remote_code)
@@ -50,7 +50,7 @@ def load_model(folder: str, kind: str, *, trust_remote_code: bool = False) -> An
             full_name(folder),
             device="cpu",
             trust_remote_code=trust_remote_code,
-            local_files_only=not trust_remote_code,  # it is here; code may be elsewhere
+            local_files_only=not trust_remote_code,  # it is here; its code may be elsewhere
             model_kwargs={"dtype": torch.float32, "use_safetensors": True},
         )
     return model.eval()
@@ -58,7 +58,7 @@ def load_model(folder: str, kind: str, *, trust_remote_code: bool = False) -> An
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Name the checkpoint in errors of the library, which may be those of a missing key."""
+    """Name the checkpoint in errors of the library, including those for missing keys."""
     try:
         yield
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -66,7 +66,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def check_files(folder: str, *, trust_remote_code: bool = False) -> None:
-    """Raise ValueError for files of modules that the library would read as pickles, or replace without a word."""
+    """Raise ValueError for files of modules that the library would load as pickles, or silently replace."""
     for file in _files(folder, [path for _, path in modules_of(folder)]):
         if file.suffix == ".safetensors":
             refuse_pointer(file)
@@ -89,7 +89,7 @@ def _files(folder: str, paths: Sequence[str]) -> Iterator[Path]:
 
 
 def check_transformer(name: str, module: Any) -> Any:
-    """Return a model's first module; ValueError unless it gives the last states of texts as they are."""
+    """Return a model's first module; ValueError unless it returns the last layer's states of texts as they are."""
     if not hasattr(module, "auto_model"):
         raise ValueError(f"checkpoint {name!r} begins with a {type(module).__name__}: it must begin with a Transformer")
     reading = module.modality_config
@@ -105,7 +105,7 @@ def check_transformer(name: str, module: Any) -> Any:
                 f"checkpoint {name!r} has {key}={getattr(module, key)!r}: only the last_hidden_state of an encoder can "
                 f"be taken over, for texts without a chat template"
             )
-    # Else a longer input would lose its beginning.
+    # Otherwise a longer input would lose its beginning.
     if module.tokenizer.truncation_side != "right":
         raise ValueError(
             f"checkpoint {name!r} has truncation_side={module.tokenizer.truncation_side!r} in tokenizer_config.json, "
@@ -117,11 +117,11 @@ def check_transformer(name: str, module: Any) -> Any:
 # Layers in the form in which this package saves them.
 
 _POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""From the poolings of cross-encoders that can be taken over to their names here."""
+"""Maps the poolings of cross-encoders that can be used to their names here."""
 
 
 def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tuple[RepresentationSteps, nn.Linear, str]:
-    """Return representation step, layer of the scores and pooling of a cross-encoder that consists of modules."""
+    """Return representation step, final layer and pooling of a cross-encoder that consists of modules."""
     classes, folder = library(name), local_folder(name)
     check_files(folder)
     with _naming(name):
@@ -134,7 +134,7 @@ def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tup
             f"checkpoint {name!r} has pooling_mode={pooling.pooling_mode!r} and include_prompt="
             f"{pooling.include_prompt!r}: only {', '.join(_POOLINGS)} are supported, with the prompt included"
         )
-    # Dropout does nothing when a model scores; heads have their own for training.
+    # Dropout has no effect in scoring; heads have their own for training.
     layers = [layer for layer in layers if type(layer).__name__ != "Dropout"]
     before = steps_of(name, layers[:-1], pooling.embedding_dimension)
     fields = [getattr(layer, "module_output_name", VECTOR) for layer in layers]
@@ -150,13 +150,13 @@ def load_head(name: str, modules: Sequence[tuple[str, str]], prompt: str) -> tup
 
 
 def steps_of(name: str, modules: Sequence[Any], width: int, field: str = VECTOR) -> RepresentationSteps:
-    """Return layers of sentence-transformers with their weights; `width` is that of what they get.
+    """Return layers of sentence-transformers with their weights.
 
     Args:
         name: the checkpoint.
-        modules: each reads the field and writes it, but for the last layer of a cross-encoder.
-        width: features of what the first layer gets.
-        field: what they read.
+        modules: each reads and writes the field, except for the last layer of a cross-encoder.
+        width: the number of input features of the first layer.
+        field: the key of their input.
     """
     steps = RepresentationSteps([_step(name, module, field) for module in modules], width)
     for step, module in zip(steps, modules, strict=True):

@@ -1,9 +1,10 @@
-"""What sentence-transformers stores beside a checkpoint: of which class it is, and how a cross-encoder reads pairs.
+"""The files of a sentence-transformers checkpoint: its class, and how a cross-encoder encodes pairs.
 
-Since version 5.4 of sentence-transformers a cross-encoder may consist of modules (`modules.json`): a transformer,
-pooling, and layers, the last of which gives the `scores` (the Ettin rerankers); or a language model and `LogitScore`,
-which compares the logits of two tokens. The files are read as `CrossEncoder.save_pretrained` of version 6.2 writes
-them, and without that library. The library itself reads bi-encoders, late interaction and layers: see `modules.py`.
+Since version 5.4 of sentence-transformers, a cross-encoder may consist of modules (`modules.json`): a transformer,
+pooling and layers, the last of which computes the `scores` (the Ettin rerankers); or a language model and `LogitScore`,
+which compares the logits of two tokens. The files are read without that library, as
+`CrossEncoder.save_pretrained` of version 6.2 writes them. Bi-encoders, late interaction and layers are loaded with the
+library: see `modules.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from ...common.hub import check_inside, find_file
 
 _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
-"""Functions of the scores that keep every ranking."""
+"""Activation functions of scores that keep every ranking."""
 
 _CLASSIFIES, _ANSWERS, _ENCODES = "sequence-classification", "text-generation", "feature-extraction"
 
@@ -25,26 +26,26 @@ _SETTINGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Files with the settings of a Transformer module; those after the first are of old checkpoints."""
+"""Files with the settings of a Transformer module; all but the first are from old checkpoints."""
 
 _LOADING = {"model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"}
-"""Settings of a Transformer module that hold arguments for transformers, in old and new words."""
+"""Settings of a Transformer module that hold arguments for transformers, by old and new names."""
 
 _CHANGES_NO_SCORE = {
     *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "model_max_length"),
     *("padding_side", "torch_dtype", "trust_remote_code", "use_cache", "use_fast"),
 }
-"""Arguments for transformers that need not be followed here; cross-encoders keep the backbone's length."""
+"""Arguments for transformers that can be ignored here; cross-encoders keep the backbone's length."""
 
 _READS_PAIRS = {"chat_template", "max_length", "padding", "truncation", "logits_to_keep"}
-"""Settings of a processor that are applied or, as cross-encoders keep the backbone's limit, need not be."""
+"""Settings of a processor that are applied or, because cross-encoders keep the backbone's limit, can be ignored."""
 
 _OF_PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "skiplist_words", "attend_to_expansion_tokens"}
 """Settings that only PyLate stores in `config_sentence_transformers.json`."""
 
 
 def kind_of(name: str) -> str | None:
-    """Return the class of sentence-transformers for a checkpoint; None for one that transformers alone reads.
+    """Return the class of sentence-transformers for a checkpoint; None for a plain transformers checkpoint.
 
     PyLate's and Stanford's checkpoints for late interaction are `"MultiVectorEncoder"`, too.
     """
@@ -58,13 +59,13 @@ def kind_of(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class CrossEncoderFiles:
-    """What the files say of a cross-encoder, besides its weights.
+    """The settings of a cross-encoder in its files.
 
     Attributes:
-        prompt: put before every query; `""` for none.
-        chat: for pairs that are read through the chat template, as messages of the roles `query` and `document`: its
-            other arguments, and whether contents are `structured`; None for pairs that are read as two texts.
-        answers: for a language model, the id of the token whose logit is the score, and of the one to deduct, if any.
+        prompt: the text before every query; `""` for none.
+        chat: for pairs that are encoded with the chat template, as messages of the roles `query` and `document`: its
+            other arguments, and whether contents are `structured`; None for pairs that are encoded as two texts.
+        answers: for a language model, the id of the token whose logit is the score, and of the one to subtract, if any.
         modules: class and folder of each module after an encoder; none for other heads.
     """
 
@@ -75,7 +76,7 @@ class CrossEncoderFiles:
 
 
 def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
-    """Read the files of a cross-encoder of sentence-transformers 5.4 or later; None where there are none."""
+    """Read the files of a cross-encoder of sentence-transformers 5.4 or later; None if there are none."""
     model_config = read_json(name, "config_sentence_transformers.json") or {}
     if not read_json(name, "modules.json") or model_config.get("model_type") != "CrossEncoder":
         _check_activation(name, _older_activation(read_json(name, "config.json") or {}))
@@ -108,7 +109,7 @@ def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
 
 
 def _check_activation(name: str, activation: str | None) -> None:
-    """Raise ValueError for a function of the scores that may change their order; it is left out here."""
+    """Raise ValueError for an activation function that may change the order of scores; it is not applied here."""
     rising = activation is None or (activation.startswith("torch.nn.") and activation.rsplit(".", 1)[-1] in _RISING)
     if not rising:
         raise ValueError(
@@ -117,7 +118,7 @@ def _check_activation(name: str, activation: str | None) -> None:
 
 
 def _older_activation(config: dict[str, Any]) -> str | None:
-    """Return the function of the scores that a config.json of sentence-transformers before 5.4 names; None if none."""
+    """Return the activation function in a config.json of sentence-transformers before 5.4; None if there is none."""
     named = (config.get("sentence_transformers") or {}).get("activation_fn")
     return named or config.get("sbert_ce_default_activation_function")
 
@@ -131,7 +132,7 @@ def modules_of(name: str) -> list[tuple[str, str]]:
 
 
 def transformer_settings(name: str) -> dict[str, Any]:
-    """Return the settings of the Transformer module, the first one; ValueError for those that cannot be applied."""
+    """Return the settings of the first module, the Transformer; ValueError for those that cannot be applied."""
     modules = modules_of(name)
     folder = modules[0][1] if modules else ""
     files = (Path(folder, file).as_posix() for file in (_SETTINGS if modules else ()))
@@ -150,7 +151,7 @@ def transformer_settings(name: str) -> dict[str, Any]:
 
 
 def check_lower_case(name: str, tokenizer: Any) -> None:
-    """Raise ValueError if sentence-transformers would put texts in lower case where the tokenizer does not."""
+    """Raise ValueError if sentence-transformers would lower-case texts and the tokenizer does not."""
     letters = " ".join(string.ascii_uppercase)
     keeps_case = tokenizer.tokenize(letters) != tokenizer.tokenize(letters.lower())
     if keeps_case and transformer_settings(name).get("do_lower_case"):
@@ -161,7 +162,7 @@ def check_lower_case(name: str, tokenizer: Any) -> None:
 
 
 def _check_processing(name: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for settings of a cross-encoder's processor that change what it reads."""
+    """Raise ValueError for settings of a cross-encoder's processor that change its inputs."""
     given = {**options, **(options.get("text") or {}), **(options.get("common") or {})}
     changes = {key: value for key, value in given.items() if key not in _READS_PAIRS | {"text", "common"}}
     if changes:
@@ -169,6 +170,6 @@ def _check_processing(name: str, options: dict[str, Any]) -> None:
 
 
 def read_json(name: str, path: str) -> Any:
-    """Return the content of a JSON file of a checkpoint; None where there is no such file."""
+    """Return the content of a JSON file of a checkpoint; None if there is no such file."""
     file = find_file(name, path)
     return None if file is None else json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Layers between the state of a backbone and what a head gets, in the form in which this package saves them."""
+"""Layers between a backbone's pooled state and the head, in the form in which this package saves them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dense(nn.Module):
 def build_step(step: Step) -> nn.Module:
     """Return the layer of a description, with random weights."""
     if step["kind"] == "norm":
-        return nn.Sequential(OrderedDict(norm=nn.LayerNorm(step["size"])))  # under the name that its weights have there
+        return nn.Sequential(OrderedDict(norm=nn.LayerNorm(step["size"])))  # the name in checkpoints
     return Dense(**{name: value for name, value in step.items() if name != "kind"})
 
 

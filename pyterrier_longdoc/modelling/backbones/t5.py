@@ -1,4 +1,4 @@
-"""An encoder-decoder that answers with one token, as an encoder of one state."""
+"""An encoder-decoder that answers with one token, as an encoder with one state."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 ENCODER_DECODERS = ("t5", "mt5", "umt5")
-"""Encoder-decoders whose parts are known: one table of words, positions that are relative."""
+"""Encoder-decoders whose parts are known: one table of word embeddings, and relative positions."""
 
 
 class FirstStep(nn.Module):
-    """Encoder and decoder of a T5; the decoder reads its start token alone, and its state predicts the first word.
+    """Encoder and decoder of a T5; the decoder gets only its start token, and its state predicts the first word.
 
-    The decoder shares the encoder's table of words. Positions are relative, so nothing limits an input. T5 and monoT5
+    The decoder shares the encoder's word embeddings. Positions are relative, so nothing limits an input. T5 and monoT5
     were trained with 512 tokens (Raffel et al. 2020, section 3.1.2; Nogueira et al. 2020): default windows have 477, as
     for other backbones, and leave room for a query.
     """
@@ -31,11 +31,11 @@ class FirstStep(nn.Module):
         self.encoder = model.encoder
         self.decoder = model.decoder
         self.decoder.embed_tokens = None
-        # Without it gradient checkpointing looks for a table to hook, and warns.
+        # Otherwise gradient checkpointing looks for embeddings to hook, and warns.
         self.decoder.main_input_name = "inputs_embeds"
 
     def get_input_embeddings(self) -> Any:
-        """Return the table of words."""
+        """Return the word embeddings."""
         return self.encoder.embed_tokens
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
