@@ -1,12 +1,12 @@
-"""CEDR: classic interaction models over the contextual token embeddings of every layer, joined with `[CLS]`.
+"""CEDR: classic interaction models over the contextual token embeddings of every layer, concatenated with `[CLS]`.
 
 MacAvaney et al., "CEDR: Contextualized Embeddings for Document Ranking" (2019), with the constants of Boytsov et al.
 2025. Shapes: B documents, C = layers + 1 channels (the embedding layer included), Q query tokens, D document tokens,
 H hidden size. `X[c, i, j]` is the cosine of query token i and document token j in layer c.
 
-Differs from CEDR and FlexNeuART: padding takes no part in kernels, histograms and n-grams, and `[CLS]` is averaged over
-real chunks only, so that a score depends neither on padding nor on other documents. `[CLS]` passes through the
-cross-encoder's representation step where there is one.
+Differs from CEDR and FlexNeuART: padding is ignored in kernels, histograms and n-grams, and `[CLS]` is averaged only
+over real chunks, so that a score depends neither on padding nor on other documents. `[CLS]` passes through the
+cross-encoder's representation step if there is one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class CedrKnrmHead(TokenHead, name="cedr-knrm"):
     """`w . [sum_i log(1e-6 + sum_j k(X[c, i, j])) for every kernel k and layer c; cls] + b` (CEDR-KNRM).
 
     Eleven Gaussian kernels `exp(-(x - mu)^2 / (2 sigma^2))` with learnable mu and sigma; mu starts at -0.9, -0.7 ...
-    0.9 with sigma 0.1, and at 1.0 with sigma 0.001. On top of a cross-encoder the kernels' weights start at zero,
-    where the head is AvgP over the same chunks. No dropout, as in CEDR.
+    0.9 with sigma 0.1, and at 1.0 with sigma 0.001. On top of a cross-encoder, the kernels' weights start at zero,
+    so that the head starts as AvgP over the same chunks. No dropout, as in CEDR.
 
     Args:
         hidden_size: H.
@@ -78,9 +78,9 @@ class CedrPacrrHead(TokenHead, name="cedr-pacrr"):
     Args:
         hidden_size: H.
         channels: C.
-        query_size: most query tokens; 32 in Boytsov et al. 2025.
-        filters: of each convolution.
-        top: best matches per query token and n that count.
+        query_size: the maximum number of query tokens; 32 in Boytsov et al. 2025.
+        filters: the number of filters of each convolution.
+        top: the number of best matches that are kept per query token and n.
     """
 
     needs = "all"
@@ -120,13 +120,13 @@ class CedrDrmmHead(TokenHead, name="cedr-drmm"):
     """`sum_i network([log histogram of X[c, i, :] for every layer c; cls])` over query tokens i (CEDR-DRMM).
 
     Eleven bins, the last for a cosine of exactly 1; counts c enter as `log(c + 1e-5)`; the network has 5 hidden units.
-    The histogram lets no gradient through: the encoder learns through cls alone.
+    The histogram has no gradient: the encoder learns only through cls.
 
     Args:
         hidden_size: H.
         channels: C.
-        bins: of the histogram.
-        units: hidden units.
+        bins: the number of bins.
+        units: the number of hidden units.
     """
 
     needs = "all"

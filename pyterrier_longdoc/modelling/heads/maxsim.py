@@ -12,7 +12,7 @@ from .base import Head, WarmStart
 
 @dataclass(frozen=True, eq=False)
 class MaxSimStart(WarmStart):
-    """See the base class; `trained` tells whether the checkpoint has vectors of tokens that are compared."""
+    """See the base class; `trained` is whether the projection is the checkpoint's."""
 
     trained: bool = False
 
@@ -20,10 +20,10 @@ class MaxSimStart(WarmStart):
 class MaxSimHead(Head, name="maxsim"):
     """`sum_q max_t q.t` over the tokens of the whole document, or of its best window; it has no weights.
 
-    Khattab & Zaharia 2020, equation 3. A window's vector has the maximum of each query token in it, 0 at padding.
+    Khattab & Zaharia 2020, equation 3. A window's vector has each query token's maximum in the window, 0 at padding.
 
     Args:
-        aggregation: `"document"`, or `"max"` for the best window alone.
+        aggregation: `"document"`, or `"max"` for only the best window.
     """
 
     tunable = ("aggregation",)
@@ -38,16 +38,16 @@ class MaxSimHead(Head, name="maxsim"):
         return (maxima.amax(1).sum(-1) if self.aggregation == "document" else maxima.sum(-1).amax(1)).float()
 
     def token_windows(self, encoded: Encoded) -> torch.Tensor:
-        """Return the `(B, Q)` window that counts for each query token."""
+        """Return the `(B, Q)` window whose maximum is used for each query token."""
         maxima = _maxima(encoded)
         by_token = maxima if self.aggregation == "document" else maxima.sum(-1, keepdim=True).expand_as(maxima)
         return by_token.argmax(1)
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Take over nothing; scores make sense if the projection is the checkpoint's."""
+        """Use no weights; return whether scores make sense: whether the projection is the checkpoint's."""
         return isinstance(start, MaxSimStart) and start.trained
 
 
 def _maxima(encoded: Encoded) -> torch.Tensor:
-    # In float64: sums in fp32 might depend on the padding beside longer queries.
+    # In float64, because sums in fp32 might depend on the padding up to longer queries.
     return encoded.cls.double().masked_fill(~encoded.mask.unsqueeze(-1), -torch.inf)  # (B, N, Q)

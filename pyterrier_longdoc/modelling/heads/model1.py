@@ -14,7 +14,7 @@ from ..inputs import Encoded
 from .base import TokenHead
 
 FIRST_TRANSLATION = -4.0
-"""Logit of the translation probabilities before training: 0.018."""
+"""The logit of translation probabilities before training: 0.018."""
 
 
 class NeuralModel1Head(TokenHead, name="model1"):
@@ -23,17 +23,17 @@ class NeuralModel1Head(TokenHead, name="model1"):
     `T(q | d) = sigmoid(F3(relu(F2(relu(F1([x_q; x_d; x_q * x_d]))))))` with `x = P(tanh(norm(e)))` of the last layer's
     states `e`, separately for query and document. With `self_translation`, `T` of a word piece and itself is that
     probability, and all other `T` are scaled by its complement. `[CLS]` is not used. The paper gives neither the sizes
-    nor the first weights, so these are ours: both projections start alike, so that like states have products of like
-    sign, and `T` starts small, so that a few good translations show in the mean over a long document.
+    nor the initial weights, so these are ours: both projections start equal, so that similar states have products of
+    equal sign, and `T` starts small, so that a few good translations affect the mean over a long document.
 
     Args:
         hidden_size: H.
         projection: P.
-        units: of F1; F2 has half of them.
-        smoothing: weight of the background model, lambda.
-        background: probability of any query token in the background model.
-        self_translation: probability that a word piece translates to itself; None leaves it to `T`, which contextual
-            embeddings allow. With little training data 0.5 is a good start: it ranks by words in common.
+        units: the number of units of F1; F2 has half as many.
+        smoothing: the weight of the background model, lambda.
+        background: the probability of any query token in the background model.
+        self_translation: the probability that a word piece translates to itself; None for that of `T`, which contextual
+            embeddings allow. With little training data, 0.5 is a good start: it ranks by common words.
     """
 
     needs = "last"

@@ -44,8 +44,8 @@ class ParadeMaxHead(Head, name="parade-max"):
 class ParadeAttnHead(Head, name="parade-attn"):
     """`a = softmax_i(p_i . c)`, `d = sum_i a_i p_i` (PARADE Attn, as in the PARADE paper).
 
-    The attention vector `c` starts at zero, where PARADE Attn is PARADE Avg, so that a head on top of a trained
-    cross-encoder ranks sensibly from the start. Differs from PARADE, which draws `c` from N(0, 0.02).
+    The attention vector `c` starts at zero, with which PARADE Attn equals PARADE Avg, so that a head on top of a
+    trained cross-encoder ranks sensibly from the start. Differs from PARADE, which draws `c` from N(0, 0.02).
     """
 
     def __init__(self, hidden_size: int, **options: Any) -> None:
@@ -67,9 +67,9 @@ class ParadeAttnHead(Head, name="parade-attn"):
 
 
 class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
-    """`A = softmax_i(W p_i + b)` for each feature by itself, `d = sum_i A_i * p_i`.
+    """`A = softmax_i(W p_i + b)` for each feature separately, `d = sum_i A_i * p_i`.
 
-    This is what Boytsov et al. 2025 measured as PARADE Attn. `W` starts at zero, where it is PARADE Avg.
+    This is what Boytsov et al. 2025 measured as PARADE Attn. `W` starts at zero, with which this equals PARADE Avg.
     """
 
     def __init__(self, hidden_size: int, **options: Any) -> None:
@@ -96,30 +96,30 @@ class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
 
 
 class ParadeTransformerHead(Head, name="parade-transformer"):
-    """A transformer over `[c, s, p_1 ... p_N, s]`, read at `c` (Boytsov et al. 2025, equation 1).
+    """A transformer over `[c, s, p_1 ... p_N, s]`; `d` is its state at `c` (Boytsov et al. 2025, equation 1).
 
     `c` and `s` are learnable. With `separators=False` the sequence is `[c, p_1 ... p_N]`, as in the PARADE paper. The
-    layers start at random (RAND-L2) or are those of a checkpoint (PRETR-L6) without its table of word embeddings.
-    Either way scores mean nothing before training.
+    layers are random (RAND-L2) or those of a checkpoint (PRETR-L6) without its word embeddings. In both cases, scores
+    are meaningless before training.
 
     Args:
         hidden_size: H; also the width of random layers.
         aggregator: a checkpoint whose layers aggregate, or its configuration if its weights are loaded afterwards; None
-            for random layers. If it reads another width than H, `p_i` goes through a linear layer.
-        layers: random transformer layers; 2 in both papers.
-        attention_heads: of random layers; None for 12, or the most below that divide H. 12 in PARADE, and in the code
-            of Boytsov et al. (their text says 4).
-        separators: whether `s` stands before and after the windows.
+            for random layers. If its input width is not H, `p_i` goes through a linear layer.
+        layers: the number of random layers; 2 in both papers.
+        attention_heads: of random layers; None for the largest number up to 12 that divides H. 12 in PARADE, and in the
+            code of Boytsov et al. (their text says 4).
+        separators: whether `s` comes before and after the windows.
         positions: add position and segment embeddings and a layer norm, as both BERT and Boytsov et al. do. Without
-            them the aggregation does not depend on the order of the windows.
-        special_vectors: how `c` and `s` start: `"random"`, or `"words"`: the word embeddings of `[CLS]` and `[SEP]`
+            them, the aggregation does not depend on the order of the windows.
+        special_vectors: the initial `c` and `s`: `"random"`, or `"words"`: the word embeddings of `[CLS]` and `[SEP]`
             in the aggregator, or for random layers in the backbone. None for the choice of Boytsov et al.: random
             with a checkpoint, words with random layers.
-        max_positions: the longest sequence that the position embeddings of random layers can number; BERT's 512.
-        dropout: in random layers and before the final layer. A checkpoint's layers keep their own.
+        max_positions: the number of position embeddings of random layers; BERT's 512.
+        dropout: in random layers and before the final layer. A checkpoint's layers keep theirs.
 
     Raises:
-        ValueError: if `attention_heads` does not divide H; `check_windows` for a document with too many windows.
+        ValueError: if `attention_heads` does not divide H; `check_windows` if a document has too many windows.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
     def warm_start(self, start: WarmStart) -> bool:
         if self._words_of_backbone and start.cls_embedding.shape == self.cls_vector.shape:
             self._start_special(start.cls_embedding, start.sep_embedding)
-        # The last layer of a cross-encoder was not trained on the output of these layers.
+        # The last layer of a cross-encoder was not trained on outputs of these layers.
         return False
 
     def pretrained(self) -> dict[str, nn.Module]:
@@ -197,15 +197,15 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
 
 
 class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer-query"):
-    """`[c, s, q_1 ... q_Q, s, p_1 ... p_N, s]`: an aggregator that sees the query (PRETR-Q, Boytsov et al. 2022).
+    """`[c, s, q_1 ... q_Q, s, p_1 ... p_N, s]`: an aggregator with access to the query (PRETR-Q, Boytsov et al. 2022).
 
     `q_j` are the states of the query's tokens in the document's first window; with `separators=False` the sequence
-    is the equation's `[c, q_1 ... q_Q, p_1 ... p_N]`. In the papers' fixed input layout a query shorter than 32 tokens
-    leaves a gap before the windows, as in their code, so that their positions are the same for all queries.
+    is the equation's `[c, q_1 ... q_Q, p_1 ... p_N]`. In the papers' fixed input layout, a query shorter than 32 tokens
+    leaves a gap before the windows, as in their code, so that window positions are the same for all queries.
 
     Args:
         hidden_size: H.
-        separate_projection: whether `q_j` has its own linear layer, not that of `p_i`.
+        separate_projection: whether `q_j` has another linear layer than `p_i`.
 
     All other arguments: see `ParadeTransformerHead`.
     """

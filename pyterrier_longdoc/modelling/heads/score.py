@@ -1,4 +1,4 @@
-"""Score aggregation: every window is scored by the same layer, then the scores are combined.
+"""Score aggregation: the same layer scores every window, and the scores are combined.
 
 Shapes: B documents, N windows, H hidden size. `s` are the window scores, `m` the mask of real windows.
 """
@@ -16,7 +16,7 @@ from .base import Head, masked_mean
 
 
 class FirstPHead(Head, name="firstp"):
-    """`s_1`: the first window alone (FirstP; with one long window, LongP)."""
+    """`s_1`: only the first window (FirstP; with one long window, LongP)."""
 
     from_scores = True
 
@@ -37,7 +37,7 @@ class MaxPHead(Head, name="maxp"):
 class SumPHead(Head, name="sump"):
     """`sum_i s_i` (Dai & Callan 2019; Boytsov et al. 2025, section 3).
 
-    Differs from FlexNeuART: windows made of padding do not take part.
+    Differs from FlexNeuART: windows of padding are ignored.
     """
 
     from_scores = True
@@ -49,7 +49,7 @@ class SumPHead(Head, name="sump"):
 class AvgPHead(Head, name="avgp"):
     """`final(mean_i x_i)`, which without dropout is `mean_i s_i` (Boytsov et al. 2025, section 3).
 
-    Differs from FlexNeuART: windows made of padding do not take part in the mean.
+    Differs from FlexNeuART: windows of padding are not part of the mean.
     """
 
     from_scores = True
@@ -61,12 +61,12 @@ class AvgPHead(Head, name="avgp"):
 class KMaxPHead(Head, name="kmaxp"):
     """The best `min(k, n)` of `n` window scores, averaged or weighted.
 
-    With `k=1` this is MaxP; with `k >= n` and no weights, AvgP over the same windows. Birch (Yilmaz et al. 2019)
-    takes the weighted sum `sum_i w_i s_(i)` of the best sentences.
+    With `k=1`, this is MaxP; with `k >= n` and no weights, AvgP over the same windows. Birch (Yilmaz et al. 2019)
+    uses the weighted sum `sum_i w_i s_(i)` of the best sentences.
 
     Args:
         hidden_size: H.
-        k: how many scores count.
+        k: the number of scores.
         weights: `w_1 ... w_k`, of the best score, the second best and so on; None averages.
     """
 
@@ -111,7 +111,7 @@ class SoftMaxPHead(Head, name="softmaxp"):
     def forward(self, encoded: Encoded) -> torch.Tensor:
         scores = self.score(encoded.cls).masked_fill(~encoded.mask, float("-inf"))  # (B, N)
         best = scores.max(1, keepdim=True).values
-        # Less 1, as 1 would swallow small differences over a large temperature.
+        # Minus 1, because 1 would absorb small differences at a large temperature.
         exponentials = torch.expm1((scores - best) / self.temperature).masked_fill(~encoded.mask, 0.0)
         mean = exponentials.sum(1) / encoded.mask.sum(1)
         return best.squeeze(1) + self.temperature * torch.log1p(mean)

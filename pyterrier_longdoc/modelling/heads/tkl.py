@@ -1,7 +1,7 @@
 """TKL: kernels over sliding regions, saturated, and the best regions of a document.
 
 S. Hofstätter, H. Zamani, B. Mitra, N. Craswell, A. Hanbury, "Local Self-Attention over Long Text for Efficient Document
-Retrieval", SIGIR 2020. Constants, and whatever the paper leaves open, are from the published code (matchmaker,
+Retrieval", SIGIR 2020. Constants, and all that the paper leaves open, are from the published code (matchmaker,
 `sigir20_tkl.py` and `tkl.yaml`).
 
 Shapes: B documents, Q query tokens, D document tokens, R regions of the longest document, K kernels, H width of the
@@ -20,10 +20,10 @@ MEANS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9)
 WIDTH = 0.1
 
 NEIGHBOURS = (0, -1, 1, -2, 2)
-"""Offsets of the regions that count with a best one, itself included."""
+"""Offsets of the regions that count along with a best one, including itself."""
 
 _DECIMALS = 4
-"""Decimals by which regions are compared: repeated text may differ in the last bits between batches."""
+"""Decimals to which regions are compared: repeated text may differ in the last bits between batches."""
 
 
 class TklHead(TokenHead, name="tkl"):
@@ -32,20 +32,20 @@ class TklHead(TokenHead, name="tkl"):
     `k_ir` sums the Gaussian kernel of the cosines of query token i and the tokens of region r. Kernels have means of
     -0.9, -0.7 ... 0.9 and 1, and a width of 0.1; they are not trained. `a`, `b` and `c` are linear in two features: the
     salience of the query token (linear in its state) and the tokens in the region. `r_t` are the best regions, none of
-    which overlaps a better one; `n` is 0, -1, 1, -2 and 2: their neighbours count with weights of their own.
+    which overlaps a better one; `n` is 0, -1, 1, -2 and 2: their neighbours count with separate weights.
 
-    As in the published code the two features go through a layer norm first, which leaves little more of them than which
-    one is larger: salience hardly learns.
+    As in the published code, the two features first go through a layer norm, which retains little more than which is
+    larger: salience hardly learns.
 
-    Differs from the published code, where a document's score depends on its batch. Here regions end with the document;
-    there they reach into the padding up to the longest document of the batch. A document with fewer than `t` such
-    regions counts those it has; there some may count twice. A document without tokens has one empty region.
+    Differs from the published code, where a document's score depends on its batch. Here, regions end with the document;
+    there, they extend into the padding up to the longest document of the batch. A document with fewer than `t` such
+    regions counts those it has; there, some may count twice. A document without tokens has one empty region.
 
     Args:
         hidden_size: H.
-        region_size: tokens of a region.
+        region_size: tokens in a region.
         region_stride: tokens from one region's start to the next one's.
-        best_regions: t, how many regions count.
+        best_regions: t, the number of best regions.
     """
 
     needs = "last"
@@ -76,7 +76,7 @@ class TklHead(TokenHead, name="tkl"):
         return (best_terms * weights.unsqueeze(1)).sum(2)
 
     def region_terms(self, encoded: Encoded, regions: int) -> torch.Tensor:
-        """Return what each query token adds to the score of each region, `(B, Q, R)`; 0 at padded query tokens."""
+        """Return each query token's part in the score of each region, `(B, Q, R)`; 0 at padded query tokens."""
         matches = encoded.matches
         tokens = self._over_regions(matches.document_mask.float(), regions).unsqueeze(1)  # (B, 1, R)
         features = torch.broadcast_tensors(self.salience(encoded.query.states), tokens)  # (B, Q, R) each
@@ -102,7 +102,7 @@ class TklHead(TokenHead, name="tkl"):
         regions, weights = [], []
         for weight in self.region_weights:
             value, best = open_scores.max(1, keepdim=True)  # (B, 1)
-            # Beyond an end of the document its region at that end stands in.
+            # Beyond an end of the document, its region at that end is used.
             regions.append(torch.minimum((best + offsets).clamp(min=0), counts.unsqueeze(1) - 1))
             weights.append(weight * value.isfinite())
             open_scores = open_scores.masked_fill((column - best).abs() * self.stride < self.size, -torch.inf)

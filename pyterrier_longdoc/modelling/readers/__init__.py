@@ -1,4 +1,4 @@
-"""How a query and a text become inputs of a backbone: one class for each way, in a file of its own."""
+"""Readers turn a query and a text into inputs of a backbone; each has its own file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PaddedReader", "PairReader", "Reader", "SeparateReader", "SharedRead
 
 
 def reader_of(backbone: Any, settings: Settings) -> Reader:
-    """Return how a backbone reads a query and a window in one input; ValueError if the settings do not suit it."""
+    """Return a backbone's reader of a query and a window in one input; ValueError if the settings do not fit it."""
     layout = settings.layout
     if backbone.template is not None or backbone.options.prompt:
         if layout.is_for_pairs:

@@ -1,4 +1,4 @@
-"""The papers' fixed layout (Boytsov et al. 2025, as in FlexNeuART): query and window are padded where they stand."""
+"""The papers' fixed layout (Boytsov et al. 2025, as in FlexNeuART): query and window are padded in place."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .pair import PairReader
 
 
 class PaddedReader(PairReader):
-    """Pads the query to `max_query_len` and the window to its largest size, so that all tokens have fixed places.
+    """Pads the query to `max_query_len` and the window to its largest size, so that all tokens have fixed positions.
 
-    RoBERTa's inputs have one separator, too. Backbones that number positions by token ids either count the padding
-    inside an input (`positions="columns"`) or, as by themselves, skip it (`"real tokens"`).
+    RoBERTa's inputs also have one separator. Backbones that number positions by token ids either count the padding
+    inside an input (`positions="columns"`) or, as they do by default, skip it (`"real tokens"`).
     """
 
     follows_layout = True
@@ -49,7 +49,7 @@ def first_position(backbone: Any, settings: Settings) -> int | None:
 
 
 def one_separator(specials: Specials) -> Specials:
-    """Return the papers' special tokens, which are the same for RoBERTa."""
+    """Return special tokens as in the papers, also for RoBERTa."""
     parts = {name: getattr(specials, name)[:1] for name in ("prefix", "middle", "suffix")}
     return replace(specials, **parts, types=None if specials.types is None else (0, 0, 0, 1, 1))
 
@@ -60,6 +60,6 @@ def with_positions(one: Input, first: int | None, positions: str) -> Input:
         return one
     columns = np.arange(len(one), dtype=np.int32)
     if positions == "real tokens" and one.mask is not None:
-        # Padding may have any position: it has that of the real token before it.
+        # The positions of padding do not matter: it has that of the real token before it.
         columns = (one.mask.cumsum(dtype=np.int32) - 1).clip(min=0)
     return replace(one, positions=columns + np.int32(first))

@@ -12,7 +12,7 @@ from .base import Reader, Specials, specials_of_pair
 
 
 class PairReader(Reader):
-    """Reads a query and a window in one input, as the tokenizer lays out two texts."""
+    """Reads a query and a window in one input, in the tokenizer's layout for two texts."""
 
     def __init__(self, backbone: Any, settings: Settings) -> None:
         self.specials = self.make_specials(backbone)

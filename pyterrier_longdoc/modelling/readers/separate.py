@@ -1,4 +1,4 @@
-"""Queries and windows as inputs of their own, so that a window's states serve all queries."""
+"""Queries and windows as separate inputs, so that a window's states serve all queries."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .base import NOTHING, Reader, Specials
 
 
 class SeparateReader(Reader):
-    """Reads queries and windows as inputs of their own, perhaps each after a prefix.
+    """Reads queries and windows as separate inputs, each optionally after a prefix.
 
     Args:
         backbone: the encoder.
-        settings: what is read.
-        prefixes: before every query, and before every window.
-        lengths: most tokens of a query and of a window in the checkpoint's training, special ones included, which hold
-            for queries and windows that no argument gives a size; None where only the backbone limits them.
+        settings: the model's settings.
+        prefixes: the texts before every query and before every window.
+        lengths: the maximum number of tokens of a query and of a window in the checkpoint's training, special ones
+            included; used if no argument gives a size. None if only the backbone limits them.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SeparateReader(Reader):
         super().__init__(backbone.tokenizer, settings, longest=backbone.longest_input, rules=backbone.rules)
 
     def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
-        """Return the special tokens around queries and around windows, and the white space to put before each."""
+        """Return the special tokens around queries and around windows, and the white space before each."""
         found = [specials_of_text(backbone, prefix) for prefix in prefixes]
         for name, prefix, (specials, _) in zip(("query_prefix", "passage_prefix"), prefixes, found, strict=True):
             if self.longest is not None and len(specials) >= self.longest:
@@ -57,7 +57,7 @@ class SeparateReader(Reader):
         return query, window, query + window
 
     def asked(self) -> tuple[Windows, int | None]:
-        """See the base class; the checkpoint's lengths hold where no argument gives a size."""
+        """See the base class; the checkpoint's lengths apply if no argument gives a size."""
         (windows, query), (query_length, length) = super().asked(), self.lengths
         longest = self.longest or sys.maxsize
         if query is None and query_length:
@@ -76,7 +76,7 @@ class SeparateReader(Reader):
         return self.query_specials.around(NOTHING, query)
 
     def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
-        """See the base class; each query and each window of a text is assembled once, for all its pairs."""
+        """See the base class; each query and each window of a text is assembled once for all pairs."""
         cuts = self.cut(queries, texts)
         query_inputs = {query: self.assemble_query(query.ids) for query in dict.fromkeys(queries)}
         windows = {
@@ -100,7 +100,7 @@ class SeparateReader(Reader):
 
 
 def specials_of_text(backbone: Any, prefix: str = "") -> tuple[Specials, str]:
-    """Return the special tokens around a single text with a prefix, and the white space to put before the text."""
+    """Return the special tokens around a single text with a prefix, and the white space before the text."""
     encoded = backbone.tokenizer("a")
     ids, sides = encoded["input_ids"], encoded.sequence_ids()
     prefix_ids, lead = prefix_tokens(backbone.tokenizer, prefix) if prefix else ((), "")

@@ -1,4 +1,4 @@
-"""One budget for a query and its text, as `truncation="longest_first"` of tokenizers (JINA, MOSAIC, TinyLLAMA)."""
+"""A common limit for query and text, as with the tokenizers' `truncation="longest_first"` (JINA, MOSAIC, TinyLLAMA)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..tokens import TokenizedText
 from .pair import PairReader
 
 PUBLISHED_SPECIALS = 3
-"""Special tokens that the budget counts, even if the tokenizer puts others (Llama's: two)."""
+"""The special tokens in the limit, even if the tokenizer adds another number (Llama's: two)."""
 
 
 class SharedReader(PairReader):
-    """Reads up to `max_query_len` + `max_doc_len` + 3 tokens of both, special ones included; the longer is cut first.
+    """Reads up to `max_query_len` + `max_doc_len` + 3 tokens, special ones included; the longer one is truncated first.
 
-    A query is not cut at `max_query_len`, and a short one leaves its tokens to the text.
+    A query is not truncated to `max_query_len`, and after a short one the text may be longer.
     """
 
     follows_layout = True
@@ -59,7 +59,7 @@ class SharedReader(PairReader):
 
 
 def longest_first(query: int, text: int, budget: int) -> tuple[int, int]:
-    """Return how many tokens of a query and a text fit into a shared budget: the longer one is cut first.
+    """Return how many tokens of a query and a text fit into a common limit; the longer one is truncated first.
 
     Example:
         >>> longest_first(8, 600, 509), longest_first(400, 600, 509), longest_first(400, 20, 509)

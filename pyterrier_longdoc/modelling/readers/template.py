@@ -20,8 +20,8 @@ class TemplateReader(PairReader):
 
     follows_template = True
 
-    query_trail = ""  # line breaks that are tokenized with a query, after it
-    _trail_size = 0  # how many tokens these are by themselves
+    query_trail = ""  # line breaks after a query, tokenized with it
+    _trail_size = 0  # the number of their tokens without a query
 
     def make_specials(self, backbone: Any) -> Specials:
         tokenizer, prompt = backbone.tokenizer, backbone.options.prompt
@@ -38,7 +38,7 @@ class TemplateReader(PairReader):
         return super().special_tokens() + self._trail_size
 
     def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
-        """Return the tokens of queries with what the template joins to them."""
+        """Return the tokens of queries with the text that the template attaches to them."""
         made = super().tokenize_queries(queries)
         if not self.query_trail:
             return made
