@@ -132,7 +132,7 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
 @pytest.mark.parametrize(
     ("cls", "arguments", "word"), [(cls, *case) for cls, cases in WRONG.items() for case in cases], ids=str
 )
-def test_wrong_arguments(cls, arguments, word):
+def test_wrong_arguments_are_refused_by_name(cls, arguments, word):
     with pytest.raises((ValueError, RuntimeError), match=word):
         cls(**{"backbone": "any/model", **arguments})
 
@@ -158,7 +158,7 @@ def test_an_argument_without_a_role_would_not_be_saved():
         ld.argument(0.5, role="haed")
 
 
-def test_the_base_class_says_what_to_use(cross_encoder):
+def test_the_base_class_is_refused_without_windows_or_head(cross_encoder):
     with pytest.raises(NotImplementedError, match="default_windows"):
         ld.CrossEncoder()
     with pytest.raises(NotImplementedError, match="head_spec"):
@@ -172,7 +172,7 @@ def test_names_are_short_and_unique():
     assert repr(ld.Birch("a/b", k=2, weights=np.ones(2))) == "Birch('a/b', k=2, weights=array([1., 1.]))"
 
 
-def test_every_reranker_is_tried_here():
+def test_these_tests_cover_every_reranker():
     public = {name: getattr(ld, name) for name in ld.__all__}
     classes = {name for name, cls in public.items() if inspect.isclass(cls) and issubclass(cls, Reranker)}
     assert classes - {"CrossEncoder"} == {cls.__name__ for cls, _ in SYSTEMS.values()}
@@ -217,7 +217,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "changes"), [(name, each) for name, own in CHANGES.items() for each in own], ids=str)
-def test_changed_argument_takes_effect(name, changes):
+def test_a_changed_argument_takes_effect(name, changes):
     model = make(name)
     before, original = scores(model, LONGER), {name: getattr(model, name) for name in changes}
     after = scores(make(name, **changes), LONGER)
@@ -251,7 +251,7 @@ def test_an_unchanged_model_is_not_set_up_again(name, results, monkeypatch):
     ("name", "changes"),
     [("KMaxP", {"k": 1}), ("Birch", {"first_stage_weight": 1.0}), ("MaxP", {"window_size": 12, "stride": 6})],
 )
-def test_changed_argument_keeps_trained_weights(name, changes):
+def test_a_changed_argument_keeps_trained_weights(name, changes):
     model = make(name).fit(CANDIDATES, QRELS)
     trained = model.model.head.final.weight.clone()
     for parameter, value in changes.items():
@@ -261,7 +261,7 @@ def test_changed_argument_keeps_trained_weights(name, changes):
     assert len(model.history) == 1
 
 
-def test_a_change_that_failed_leaves_nothing_behind():
+def test_a_failed_change_of_arguments_can_be_undone():
     model = make("KMaxP")
     before = scores(model, LONGER)
     model.k, model.window_size = 1, 150
@@ -271,7 +271,7 @@ def test_a_change_that_failed_leaves_nothing_behind():
     np.testing.assert_array_equal(scores(model, LONGER), before)
 
 
-def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_path):
+def test_an_untrained_model_can_change_backbone_and_aggregation(cross_encoder, tmp_path):
     other = tiny.checkpoint(tmp_path, seed=1)
     model = make("PARADE-attn")
     first = scores(model, CANDIDATES)
@@ -293,7 +293,7 @@ def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_
         ("LongP", {"pooling": "mean"}),
     ],
 )
-def test_trained_model_may_not(name, changes):
+def test_a_trained_model_refuses_changes_that_discard_its_weights(name, changes):
     model = make(name).fit(CANDIDATES, QRELS)
     expected = scores(model, CANDIDATES)
     for parameter, value in changes.items():
@@ -306,7 +306,7 @@ def test_trained_model_may_not(name, changes):
     np.testing.assert_array_equal(scores(model, CANDIDATES), expected)
 
 
-def test_numbers_of_numpy_are_numbers(results, tmp_path):
+def test_arguments_may_be_numbers_of_numpy(results, tmp_path):
     """As they come from an array of settings to compare; a model with them could not be saved."""
     size, seed = np.array([12, 7])
     model = make("KMaxP", window_size=size, k=seed, seed=seed, preselect=ld.BM25Windows(size))
@@ -331,7 +331,7 @@ def test_the_docstring_explains_every_argument(name):
         assert re.search(r"^`score = ", doc, re.MULTILINE)
 
 
-def test_what_stands_nearest_to_a_class_describes_an_argument():
+def test_the_docstring_of_a_class_describes_its_arguments_instead_of_a_base_class():
     assert "stride: 75, with windows of 150, in Boytsov" in ld.LateIR.__doc__
     assert "stride: tokens from one window's start" in ld.MaxP.__doc__
     assert "tokens in a chunk" in ld.CEDR.__doc__
@@ -367,7 +367,7 @@ def test_an_attribute_that_resembles_no_argument_is_kept():
     assert model.note == "mine"
 
 
-def test_classes_with_an_init_of_their_own_take_what_it_takes():
+def test_a_user_class_takes_the_arguments_of_its_own_init():
     class Mine(ld.MaxP):
         def __init__(self, *, url):
             super().__init__(url)

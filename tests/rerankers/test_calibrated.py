@@ -81,7 +81,7 @@ def test_separable_scores_stay_finite_by_smoothed_labels():
     assert out["probability"].between(1e-6, 1 - 1e-6).all()
 
 
-def test_who_counts():
+def test_unjudged_documents_count_as_not_relevant_and_unjudged_queries_are_left_out():
     frame, qrels = judged(60, 10)
     everything = ld.Calibrated(SCORES).fit(frame, qrels)
     positives = qrels[qrels["label"] > 0]
@@ -97,7 +97,7 @@ def test_who_counts():
         ld.Calibrated(SCORES).fit(frame, qrels.head(30))
 
 
-def test_saved_beside_the_model_and_loaded_without_pickle(tmp_path, results):
+def test_a_calibration_is_saved_with_its_model_and_restored(tmp_path, results):
     frame = pd.concat([results.assign(qid=results["qid"] + str(i)) for i in range(40)])
     qrels = pd.concat([QRELS.assign(qid=QRELS["qid"] + str(i)) for i in range(40)])
     model = ld.Calibrated(make("MaxP", explain=True), method="isotonic").fit(frame, qrels)
@@ -117,7 +117,7 @@ def test_saved_beside_the_model_and_loaded_without_pickle(tmp_path, results):
         ld.Calibrated.load(tmp_path / "other")
 
 
-def test_an_artifact_is_calibrated_until_another_model_is_saved_there(tmp_path, results):
+def test_saving_another_model_removes_the_calibration_of_an_artifact(tmp_path, results):
     calibration = {"of": ["score"], "weights": [2.0], "bias": -1.0, "steps": None}
     model = ld.Calibrated(make("MaxP"), calibration=calibration)
     model.save(tmp_path)
@@ -134,7 +134,7 @@ def fitted(name="MaxP", **options):
     return ld.Calibrated(make(name, **options)).fit(frame, qrels), frame, qrels
 
 
-def test_probabilities_of_another_training_are_refused(cross_encoder):
+def test_a_calibration_is_refused_after_further_training(cross_encoder):
     model, frame, qrels = fitted(backbone=cross_encoder)
     model.model.training = ld.TrainingArgs(max_steps=1, learning_rates={"": 1e-2})
     model.model.fit(frame, qrels)
@@ -143,14 +143,14 @@ def test_probabilities_of_another_training_are_refused(cross_encoder):
     assert model.fit(frame, qrels)(TEXTS)["probability"].between(0, 1).all()
 
 
-def test_probabilities_of_another_selection_of_windows_are_refused():
+def test_a_calibration_is_refused_after_a_change_of_the_window_selection():
     model, *_ = fitted()
     model.model.preselect = ld.BM25Windows(1)
     with pytest.raises(ValueError, match="changed since"):
         model(TEXTS)
 
 
-def test_probabilities_of_a_changed_stage_of_a_pipeline_are_refused():
+def test_a_calibration_is_refused_after_a_change_in_its_pipeline():
     model, frame, qrels = fitted()
     pipeline = ld.Calibrated(0.5 * model.model).fit(frame, qrels)
     model.model.max_doc_len = 3
@@ -158,7 +158,7 @@ def test_probabilities_of_a_changed_stage_of_a_pipeline_are_refused():
         pipeline(TEXTS)
 
 
-def test_a_saved_calibration_is_for_the_model_that_it_was_saved_with(tmp_path):
+def test_a_saved_calibration_is_only_used_with_its_model(tmp_path):
     model, *_ = fitted()
     model.save(tmp_path)
     assert ld.Calibrated.load(tmp_path)(TEXTS)["probability"].tolist() == pytest.approx(
@@ -170,7 +170,7 @@ def test_a_saved_calibration_is_for_the_model_that_it_was_saved_with(tmp_path):
         ld.Calibrated.load(tmp_path, model=make("FirstP"))(TEXTS)
 
 
-def test_precision_and_texts_are_no_part_of_a_calibrated_model():
+def test_a_calibration_stays_valid_with_another_precision_or_text_loader():
     model, *_ = fitted()
     expected = model(TEXTS)["probability"]
     model.model.dtype, model.model.batch_size = "bfloat16", 3
@@ -178,7 +178,7 @@ def test_precision_and_texts_are_no_part_of_a_calibrated_model():
     np.testing.assert_allclose(model(TEXTS)["probability"], expected, atol=0.1)
 
 
-def test_texts_of_a_loader_before_a_model_are_no_part_of_it():
+def test_a_calibration_stays_valid_with_a_text_loader_of_other_texts():
     model, frame, qrels = fitted()
 
     def loader(text):
@@ -192,7 +192,7 @@ def test_texts_of_a_loader_before_a_model_are_no_part_of_it():
         pipeline(TEXTS)
 
 
-def test_pipelines_and_keys(results):
+def test_a_calibrated_model_works_in_pipelines_and_its_calibration_is_part_of_the_key(results):
     frame, qrels = judged(60, 10)
     model = ld.Calibrated(SCORES)
     before = key(model)
@@ -210,13 +210,13 @@ def test_pipelines_and_keys(results):
         ld.Calibrated(3)
 
 
-def test_without_scikit_learn(monkeypatch):
+def test_fit_without_scikit_learn_names_the_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         ld.Calibrated(SCORES).fit(*judged(30))
 
 
-def test_above_says_which_queries_are_left_without():
+def test_above_warns_about_queries_without_documents():
     frame = pd.DataFrame(
         {
             "qid": ["1", "1", "2", "1"],
@@ -248,7 +248,7 @@ def test_above_says_which_queries_are_left_without():
         ld.Above(1.5)
 
 
-def test_a_number_of_windows_that_never_varies_says_nothing(results):
+def test_a_constant_number_of_windows_has_no_weight(results):
     rng = np.random.default_rng(0)
     label = (np.arange(3000) % 3 == 0).astype(int)
     frame = pd.DataFrame({"qid": "q", "query": "a", "docno": [f"d{i}" for i in range(3000)], "text": "b"})
@@ -266,7 +266,7 @@ def test_ties_stay_in_the_order_of_ranks_above_a_threshold():
     assert dict(zip(kept["docno"], kept["rank"], strict=True)) == {"a": 1, "b": 0, "d": 2}
 
 
-def test_a_calibration_is_not_put_beside_another_model(tmp_path):
+def test_a_calibration_is_not_saved_in_the_folder_of_another_model(tmp_path):
     make("MaxP").save(tmp_path)
     with pytest.raises(ValueError, match="another model"):
         ld.Calibrated(SCORES, calibration={"of": ["score"], "weights": [2.0], "bias": -1.0, "steps": None}).save(
@@ -276,7 +276,7 @@ def test_a_calibration_is_not_put_beside_another_model(tmp_path):
         ld.Calibrated.load(tmp_path)
 
 
-def test_nothing_is_scored_before_it_is_known_how(results):
+def test_a_calibrated_model_that_cannot_compute_probabilities_scores_nothing(results):
     asked = []
 
     def score(queries, texts):
@@ -294,7 +294,7 @@ def test_nothing_is_scored_before_it_is_known_how(results):
         ld.Calibrated(SCORES, calibration=calibration)(results.assign(score=1.0))
 
 
-def test_small_scores_are_scores():
+def test_probabilities_do_not_depend_on_the_scale_of_scores():
     frame, qrels = judged()
     model = ld.Calibrated(SCORES).fit(frame, qrels)
     small = frame.assign(score=frame["score"] * 1e-7)
@@ -303,7 +303,7 @@ def test_small_scores_are_scores():
     )
 
 
-def test_ranks_above_a_threshold_may_be_text_or_missing():
+def test_above_accepts_ranks_that_are_strings_or_missing():
     frame = pd.DataFrame({"qid": "q", "docno": list("abc"), "score": [1.0, 3.0, 2.0], "probability": 1.0})
     for ranks, expected in ((["10", "2", "3"], [2, 0, 1]), ([0, np.nan, 1], [2, 0, 1])):
         assert ld.Above(0.5)(frame.assign(rank=ranks))["rank"].tolist() == expected

@@ -49,7 +49,7 @@ def counts(coverage) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_counts_and_tells(name):
+def test_every_model_counts_empty_texts_and_queries_and_warns(name):
     model = MODELS[name]()
     [message] = told(lambda: model(RUN))
     assert message.startswith(f"{type(model).__name__}: some rows have no text (in 'text')")
@@ -77,7 +77,7 @@ def test_every_visible_character_is_text(cross_encoder):
     assert told(lambda: model(RUN.head(5).assign(text=["\u00a8", "?", "犬", "\U0001f415", "٣"]))) == []
 
 
-def test_a_row_with_any_text_has_text(cross_encoder):
+def test_a_row_counts_as_empty_only_if_all_its_text_fields_are(cross_encoder):
     frame = RUN.assign(title=["a", "a", None, " ", "", "a", "a"])
     for repeat in (None, "title"):
         model = make("MaxP", cross_encoder, text_field=("title", "text"), repeat=repeat)
@@ -86,7 +86,7 @@ def test_a_row_with_any_text_has_text(cross_encoder):
         assert model.summary(frame).rows_without_text == 3
 
 
-def test_texts_that_are_loaded_are_counted(cross_encoder):
+def test_empty_texts_of_a_text_loader_are_counted(cross_encoder):
     loader = pt.apply.generic(lambda frame: frame.assign(text=frame["docno"].map({"d0": "a dog", "d5": "a cat"})))
     model, bare = make("MaxP", cross_encoder, text_loader=loader, training=TRAINING), RUN.drop(columns="text")
     assert len(told(lambda: model(bare))) == 1
@@ -96,7 +96,7 @@ def test_texts_that_are_loaded_are_counted(cross_encoder):
     assert empty < drawn < 7
 
 
-def test_fit_tells_once_whatever_the_epochs(cross_encoder):
+def test_fit_warns_once_about_empty_texts_for_any_number_of_epochs(cross_encoder):
     model = make("MaxP", cross_encoder, training=ld.TrainingArgs(epochs=3, negatives=1))
     [message] = told(lambda: model.fit(RUN, QRELS))
     assert message.startswith("MaxP in fit: some rows have no text")
@@ -104,7 +104,7 @@ def test_fit_tells_once_whatever_the_epochs(cross_encoder):
     assert 0 < empty < drawn <= 7
 
 
-def test_a_job_on_disk_tells_once_of_all_its_blocks(cross_encoder, tmp_path):
+def test_a_job_on_disk_warns_once_about_empty_texts_of_all_blocks(cross_encoder, tmp_path):
     pytest.importorskip("pyarrow")
     model = make("MaxP", cross_encoder)
     pointwise = ld.Pointwise(CallableBackend(likely, name="likely"))

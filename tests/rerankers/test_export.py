@@ -60,7 +60,7 @@ def test_models_that_combine_scores_of_windows_can_be_exported(name, cross_encod
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_a_plain_encoder_that_was_trained_here_gets_a_layer_that_changes_nothing(family, tmp_path, results):
+def test_a_trained_plain_encoder_is_exported_with_the_same_scores(family, tmp_path, results):
     training = ld.TrainingArgs(max_steps=2, learning_rates={"": 1e-2})
     encoder = tiny.checkpoint(tmp_path / "backbone", family, labels=None)
     model = maxp(encoder, training=training, pooling="cls").fit(results, QRELS)
@@ -83,7 +83,7 @@ def test_a_checkpoint_with_two_labels_is_exported_with_one(tmp_path):
     np.testing.assert_allclose(logits(tmp_path / "export"), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
 
 
-def test_an_export_is_a_backbone_here(cross_encoder, tmp_path):
+def test_an_export_can_be_a_backbone(cross_encoder, tmp_path):
     model = maxp(cross_encoder)
     model.export(tmp_path / "export")
     again = maxp(str(tmp_path / "export"))
@@ -120,7 +120,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_a_classifier_cannot_express_is_refused(reason, tmp_path):
+def test_models_that_a_classifier_cannot_express_are_not_exported(reason, tmp_path):
     model = REFUSED[reason](tmp_path / "backbone")
     model.model.ready = True
     with pytest.raises(ValueError, match=reason):

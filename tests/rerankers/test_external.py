@@ -64,7 +64,7 @@ def windows_of(text: str, size: int = 10, stride: int = 5) -> list[str]:
     return [" ".join(words[start : start + size]) for start in starts]
 
 
-def test_windows_in_words_are_aggregated_as_ever(results):
+def test_scores_of_windows_in_words_are_aggregated(results):
     scorer, pairs = ld.PairScorer(overlap), list(zip(results["query"], results["text"].fillna(""), strict=True))
     for cls, aggregate in ((ld.MaxP, max), (ld.SumP, sum), (ld.AvgP, np.mean), (ld.FirstP, lambda own: own[0])):
         sizes = WORDS if cls in (ld.MaxP, ld.SumP) else {"window_size": 10, "max_query_len": 8}
@@ -84,7 +84,7 @@ def test_with_a_tokenizer_scores_are_those_of_the_local_model(results):
         assert model.coverage == local.coverage
 
 
-def test_each_pair_is_asked_for_once_in_batches(results):
+def test_each_pair_is_scored_once_in_batches(results):
     twice = pd.concat([results, results.assign(docno=results["docno"] + "x")], ignore_index=True)
     spy = Spy()
     model = ld.MaxP(ld.PairScorer(spy), batch_size=4, **WORDS)
@@ -95,7 +95,7 @@ def test_each_pair_is_asked_for_once_in_batches(results):
     assert set(spy.asked) == {(query, window) for query, text in pairs for window in windows_of(text)}
 
 
-def test_a_run_in_another_thread_leaves_the_scores_of_this_one(monkeypatch):
+def test_runs_in_two_threads_do_not_mix_their_scores(monkeypatch):
     monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
     start = "a b c d e f g h i j"
     rows = tiny.frame(["old dog"], [f"{start} old dog", f"{start} k"])  # of the second its first window is known
@@ -111,7 +111,7 @@ def test_a_run_in_another_thread_leaves_the_scores_of_this_one(monkeypatch):
     assert found.tolist() == scores(ld.MaxP(ld.PairScorer(overlap), **WORDS), rows).tolist()
 
 
-def test_a_transformer_scores_rows_of_its_own(results):
+def test_a_transformer_scores_each_window_as_a_row(results):
     expected = scores(ld.MaxP(ld.PairScorer(overlap), **WORDS), results)
     rows = Rows()
     model = ld.MaxP(ld.PairScorer(rows), **WORDS)
@@ -137,7 +137,7 @@ def test_terriers_text_scorer_scores_windows(terrier_index, results):
     np.testing.assert_allclose(scores(ld.MaxP(ld.PairScorer(scorer), **WORDS), rows), expected, rtol=1e-6)
 
 
-def test_explanations_point_into_the_text_and_selectors_see_it(results):
+def test_windows_are_preselected_and_explained_by_their_spans_in_the_text(results):
     arguments = {"explain": True, **WORDS}
     out = ld.MaxP(ld.PairScorer(overlap), preselect=ld.BM25Windows(2), **arguments)(results)
     for row in out.itertuples():
@@ -148,7 +148,7 @@ def test_explanations_point_into_the_text_and_selectors_see_it(results):
         assert row.score == pytest.approx(max(row.window_scores))
 
 
-def test_words_are_cut_and_counted(results):
+def test_queries_and_texts_are_truncated_and_counted_in_words(results):
     spy = Spy()
     model = ld.MaxP(ld.PairScorer(spy), max_query_len=2, max_doc_len=3)
     model(tiny.frame(["old  dog in the rain", " snow "], ["the cat", "a red fish in the river"]))
@@ -160,7 +160,7 @@ def test_words_are_cut_and_counted(results):
     assert spy.asked[-1][0] == "old  dog in the rain"
 
 
-def test_sizes_left_open_are_words_that_mostly_fit():
+def test_default_window_sizes_are_in_words_and_depend_on_longest_input():
     def reader(cls, longest=None, **arguments):
         return cls(ld.PairScorer(overlap, longest_input=longest), **arguments).model.reader
 
@@ -205,7 +205,7 @@ def test_models_that_a_function_loads_can_be_trained_afterwards(results):
         (pt.Transformer.identity(), "finite"),
     ],
 )
-def test_what_is_returned_is_checked(scorer, word):
+def test_wrong_return_values_of_a_scorer_are_refused(scorer, word):
     frame = tiny.frame(["old dog"], ["a cat", "a bird", "snow"])
     with pytest.raises(ValueError, match=word):
         ld.MaxP(ld.PairScorer(scorer))(frame)
@@ -214,7 +214,7 @@ def test_what_is_returned_is_checked(scorer, word):
 SCORER = ld.PairScorer(overlap)
 
 
-def test_what_needs_weights_is_refused(results, tmp_path, cross_encoder):
+def test_methods_that_need_weights_are_refused(results, tmp_path, cross_encoder):
     model = ld.MaxP(SCORER, **WORDS)
     for use in (
         lambda: model.fit(results, QRELS),
@@ -243,12 +243,12 @@ def test_what_needs_weights_is_refused(results, tmp_path, cross_encoder):
         (lambda: ld.MaxP(ld.PairScorer(overlap, tokenizer=str.split)).model, "tokenizer="),
     ],
 )
-def test_what_does_not_go_together(make_bad, word):
+def test_arguments_that_a_scorer_cannot_use_are_refused(make_bad, word):
     with pytest.raises(ValueError, match=word):
         make_bad()
 
 
-def test_own_heads_say_whether_scores_are_enough(results):
+def test_a_custom_head_can_aggregate_the_scores_of_windows(results):
 
     class Median(Head, name="median-of-scores"):
         from_scores = True
@@ -292,7 +292,7 @@ def test_a_cache_knows_how_much_of_a_query_is_read(tmp_path):
     assert cached[0] < cached[1]
 
 
-def test_attributes_copies_and_pickles(results):
+def test_copies_and_pickles_have_the_changed_arguments(results):
     model = ld.KMaxP(ld.PairScorer(overlap, name="overlap"), k=1, **WORDS)
     best = scores(model, results)
     assert repr(model).startswith("KMaxP(PairScorer(overlap, name='overlap'), ")

@@ -25,7 +25,7 @@ from ..support.toy import toy_task
 pytestmark = QUIET
 
 
-def test_birch_mixes_in_the_first_stage(results):
+def test_birch_interpolates_with_scores_of_the_first_stage(results):
     sizes = {"window_size": 150, "stride": 100}
     neural = scores(make("KMaxP", windows=ld.SentenceWindows(max_sentences=1), **sizes), results)
     first_stage = results["score"].to_numpy()
@@ -43,7 +43,7 @@ def test_birch_mixes_in_the_first_stage(results):
 
 
 @pytest.mark.parametrize("name", ["FirstP", "BiEncoder-first"])
-def test_first_window_of_any_windows(name, results):
+def test_models_of_the_first_window_read_the_first_of_any_windows(name, results):
     beginnings = results.assign(text=[" ".join(text.split()[:7]) for text in results["text"].fillna("")])
     model = make(name, windows=ld.SlidingWords(7, 3), window_size=None)
     np.testing.assert_allclose(scores(model, results), scores(make(name), beginnings), rtol=1e-5)
@@ -88,7 +88,7 @@ def test_scores_depend_on_nothing_but_query_and_text(kind, checkpoint):
         assert table.loc["attention eager", "passed"]
 
 
-def test_saved_and_loaded_it_tells_texts_apart(kind, checkpoint, tmp_path):
+def test_a_loaded_model_scores_different_texts_as_before(kind, checkpoint, tmp_path):
     model = longp(kind, checkpoint)
     expected = scores(model, TEXTS)
     assert model.model.encoder.pooling == tiny_long.POOLINGS.get(kind, "cls")
@@ -102,7 +102,7 @@ def test_saved_and_loaded_it_tells_texts_apart(kind, checkpoint, tmp_path):
     assert restored.model.reader.describe() == model.model.reader.describe()
 
 
-def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results):
+def test_texts_longer_than_the_input_of_the_backbone_are_truncated(kind, checkpoint, results):
     model = longp(kind, checkpoint)
     results.loc[0, "text"] = "the old dog " * 400
     with pytest.warns(ld.TruncationWarning):
@@ -112,7 +112,7 @@ def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results)
     assert reader.windows.largest == reader.longest - 8 - reader.special_tokens()
 
 
-def test_the_firstp_twin_is_one_argument(kind, checkpoint):
+def test_longp_with_max_doc_len_is_a_firstp_model(kind, checkpoint):
     twin, whole = longp(kind, checkpoint, max_doc_len=20), scores(longp(kind, checkpoint), TEXTS)
     with pytest.warns(ld.TruncationWarning):
         cut = scores(twin, TEXTS)
@@ -124,7 +124,7 @@ def test_the_firstp_twin_is_one_argument(kind, checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", tiny_long.LEARNING, scope="function")
-def test_learns(kind, tmp_path):
+def test_longp_learns_with_each_backbone(kind, tmp_path):
     run, judged = toy_task(0, queries=4)
     checkpoint = tiny_long.make(kind, tmp_path, **tiny_long.LEARNING[kind])
     recipe = ld.TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
@@ -148,7 +148,7 @@ def test_learns(kind, tmp_path):
         ),
     ],
 )
-def test_cross_encoders_are_the_published_classifiers(family, options, tmp_path):
+def test_scores_of_long_cross_encoders_equal_those_of_transformers(family, options, tmp_path):
     folder = tiny_long.encoder(tmp_path, family, labels=1, **options)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -181,7 +181,7 @@ def global_positions(model, query, text):
     return inputs["global_attention_mask"][0].nonzero().flatten().tolist(), inputs["input_ids"][0].tolist()
 
 
-def test_longformer_global_attention(longformer):
+def test_global_attention_covers_the_chosen_tokens_of_longformer(longformer):
     for choice, expected in (("query", [0, 1, 2, 3, 4]), ("query_only", [1, 2, 3]), ("cls", [0])):
         model = ld.LongP(longformer, global_attention=choice, device="cpu")
         positions, ids = global_positions(model, "the old dog", "a red fish " * 30)
@@ -196,7 +196,7 @@ def test_longformer_global_attention(longformer):
 SENTENCES = "a red fish. the old tree in rain and snow! the dog"
 
 
-def test_sentences_have_marks_that_all_tokens_see(longformer):
+def test_sentences_begin_with_a_mark_with_global_attention(longformer):
     model = ld.LongP(longformer, global_attention="sentences", max_query_len=8, device="cpu")
     positions, ids = global_positions(model, "the old dog", SENTENCES)
     tokenizer = model.model.tokenizer
@@ -206,7 +206,7 @@ def test_sentences_have_marks_that_all_tokens_see(longformer):
     assert positions == [0, 1, 2, 3, 4, *(i for i, token in enumerate(shown) if token == "[CLS]" and i)]
 
 
-def test_marks_of_sentences_count_as_tokens(longformer):
+def test_sentence_marks_count_as_tokens(longformer):
     frame = tiny.frame(["the old dog"], [SENTENCES, ""])
     arguments = {"max_query_len": 8, "explain": True, "device": "cpu"}
     plain = ld.LongP(longformer, **arguments)
@@ -220,7 +220,7 @@ def test_marks_of_sentences_count_as_tokens(longformer):
     assert (model.coverage.tokens_read, model.coverage.cut) == (8, {"max_doc_len=8": 9})
 
 
-def test_chosen_sentences_bring_their_marks(longformer):
+def test_preselected_sentences_keep_their_marks(longformer):
     blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_tokens=20, max_sentences=1))
     model = ld.LongP(longformer, global_attention="sentences", preselect=blocks, max_query_len=8, device="cpu")
     _, ids = global_positions(model, "red dog", SENTENCES)
@@ -228,7 +228,7 @@ def test_chosen_sentences_bring_their_marks(longformer):
     assert shown == "[CLS] red dog [SEP] [SEP] [CLS] a red fish . [CLS] the dog [SEP]"
 
 
-def test_sentence_marks_are_saved_and_depend_on_no_batch(longformer, tmp_path):
+def test_a_model_with_sentence_marks_scores_the_same_in_any_batch_and_after_loading(longformer, tmp_path):
     arguments = {"global_attention": "sentences", "attention_window": 8, "max_query_len": 8, "device": "cpu"}
     model, texts = ld.LongP(longformer, **arguments), tiny.longer_results()
     assert ld.check_invariance(model, texts, dtypes=(), verbose=False)["passed"].dropna().all()
@@ -240,7 +240,7 @@ def test_sentence_marks_are_saved_and_depend_on_no_batch(longformer, tmp_path):
         assert not np.allclose(scores(ld.LongP(longformer, **{**arguments, **other}), texts), expected)
 
 
-def test_bigbird_whose_positions_are_no_whole_number_of_blocks(tmp_path):
+def test_bigbird_may_have_positions_that_do_not_fill_whole_blocks(tmp_path):
     folder = tiny_long.encoder(tmp_path, "big_bird", max_position_embeddings=250)
     model = ld.LongP(folder, max_query_len=8, device="cpu")
     assert np.isfinite(scores(model, TEXTS.assign(query="dog " * 8, text="dog " * 400))).all()
@@ -250,7 +250,7 @@ def test_bigbird_whose_positions_are_no_whole_number_of_blocks(tmp_path):
     assert full.reader.windows.largest == 250 - 8 - specials
 
 
-def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
+def test_a_truncated_query_keeps_the_template_text_after_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     model = ld.LongP(folder, template="{query}\n{text}", max_query_len=2, device="cpu").model
     [query] = model.reader.tokenize_queries(["the old dog in the rain"])
@@ -272,7 +272,7 @@ SLIDING = {"window_size": 20, "stride": 10}
         (ld.LongP, {"template": "{query}{text}", "pooling": "mean"}),
     ],
 )
-def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path):
+def test_empty_texts_have_scores_with_a_tokenizer_without_special_tokens(cls, arguments, tmp_path):
     model = cls(tiny_long.decoder(tmp_path, "qwen3"), device="cpu", **arguments)
     texts = pd.concat([TEXTS.assign(query=""), TEXTS], ignore_index=True)
     assert np.isfinite(scores(model, texts)).all()
@@ -298,13 +298,13 @@ ASKING = ld.Template(middle=" ", answers=("yes", "no"))
         ("jina", {"layout": "longformer"}, "positions="),
     ],
 )
-def test_options_that_a_backbone_does_not_have(family, arguments, word, tmp_path):
+def test_options_that_a_backbone_lacks_are_refused(family, arguments, word, tmp_path):
     folder = tiny.encoder() if family == "bert" else tiny_long.make(family, tmp_path)
     with pytest.raises(ValueError, match=word):
         _ = ld.LongP(folder, **arguments).model
 
 
-def test_a_model_of_another_machine_s_attention(tmp_path):
+def test_a_model_saved_with_flash_attention_is_loaded_with_another_attention(tmp_path):
     """Saved where flash attention is installed, loaded where it is not."""
     model = ld.LongP(tiny_long.decoder(tmp_path / "decoder", "llama"), device="cpu")
     expected = scores(model, TEXTS)

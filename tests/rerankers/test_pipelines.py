@@ -33,7 +33,7 @@ def by_pair(frame: pd.DataFrame) -> pd.Series:
     return frame.set_index(["qid", "docno"])["score"].sort_index()
 
 
-def test_pyterrier_test_case(fresh, nothing_loads):
+def test_the_test_case_of_pyterrier_passes(fresh, nothing_loads):
     case = pt.testing.transformer_test_class(lambda: fresh)
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
@@ -52,7 +52,7 @@ def test_inspection_loads_nothing(fresh, name, nothing_loads):
     assert {"backbone", "text_field", "batch_size", "verbose", "device"} <= set(values)
 
 
-def test_operators(loaded, all_loaded):
+def test_pipeline_operators_combine_the_scores_of_models(loaded, all_loaded):
     everything, other = loaded(CANDIDATES), all_loaded["FirstP"]
     top = everything[everything["rank"] < 2]
     out = ((FIRST_STAGE >> LOADER >> loaded) % 2)(TOPICS)
@@ -69,7 +69,7 @@ def test_operators(loaded, all_loaded):
         np.testing.assert_allclose(np.stack(features), np.stack([ours, theirs], 1), atol=1e-5)
 
 
-def test_a_sum_with_the_first_stage(results):
+def test_a_sum_with_the_first_stage_adds_scores_and_keeps_explanations(results):
     first, model = pt.Transformer.from_df(results), make("MaxP", preselect=ld.BM25Windows(2), explain=True)
     neural = model(results)
     both = (2.5 * first + (first >> model))(TOPICS)
@@ -95,7 +95,7 @@ ADDING: dict[str, Callable[[], pt.Transformer]] = {
 
 
 @pytest.mark.parametrize("transformer", ADDING)
-def test_no_column_that_is_added_is_a_property_of_the_query(transformer, results, nothing_loads):
+def test_added_columns_are_not_query_columns(transformer, results, nothing_loads):
     out = ADDING[transformer]()(results.iloc[:0])
     assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
 
@@ -134,7 +134,7 @@ def explained() -> pd.DataFrame:
     return make("MaxSim", explain=True)(results.assign(evidence_tokens=1, text=results["text"].fillna("")))
 
 
-def test_an_explanation_has_these_columns(explained):
+def test_an_explanation_adds_the_columns_in_explanation(explained):
     others = {*tiny.results(), "note", "passage_span", "evidence_spans", "evidence_tokens"}
     assert set(explained) - others == set(EXPLANATION)
 
@@ -150,7 +150,7 @@ def test_new_scores_are_not_explained_by_those_of_an_earlier_model(later, explai
 
 
 @pytest.mark.parametrize("later", ["MaxP", "Birch"])
-def test_an_explanation_is_of_the_last_model_alone(later, explained):
+def test_an_explanation_only_describes_the_last_model(later, explained):
     model = make(later, explain=True)
     out, alone = model(explained), model(explained.drop(columns=list(EXPLANATION)))
     pd.testing.assert_frame_equal(out, alone)
@@ -162,7 +162,7 @@ def test_windows_of_an_earlier_model_are_not_evidence_of_a_later_one(results):
         ld.evidence_recall(out, results[["qid", "docno"]].assign(start=0, end=1))
 
 
-def test_models_are_equal_to_themselves_alone(all_loaded):
+def test_a_model_only_equals_itself(all_loaded):
     assert all_loaded["MaxP"] == all_loaded["MaxP"] != make("MaxP")
 
 
@@ -174,7 +174,7 @@ def test_models_are_equal_to_themselves_alone(all_loaded):
         ("Birch", "first_stage_weight", [0.0, 0.5, 1.0]),
     ],
 )
-def test_grid_search(name, parameter, values):
+def test_grid_search_finds_the_best_value_of_an_argument(name, parameter, values):
     model = make(name)
     found, best, ((_, _, value),) = pt.GridSearch(
         FIRST_STAGE >> LOADER >> model, {model: {parameter: values}}, TOPICS, QRELS, metric="map", return_type="both"
@@ -190,7 +190,7 @@ def test_grid_search(name, parameter, values):
 
 @pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
-def test_fit_in_a_pipeline(name, validated):
+def test_fit_of_a_pipeline_trains_the_model(name, validated):
     model = make(name, training=ld.TrainingArgs(epochs=2, margin=100.0, learning_rates={"": 1e-2}))
     before = scores(model, CANDIDATES)
     assert not model.is_trained
@@ -207,14 +207,14 @@ def test_fit_in_a_pipeline(name, validated):
     np.testing.assert_array_equal(scores(pipeline, TOPICS), after)
 
 
-def test_fit_needs_the_text():
+def test_fit_without_texts_is_refused():
     model, run = make("MaxP"), FIRST_STAGE(TOPICS)
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         model.fit(run, QRELS)
     assert model._model is None
 
 
-def test_behind_terrier(terrier_index):
+def test_a_model_reranks_results_of_terrier(terrier_index):
     stages = terrier_index.bm25() >> terrier_index.text_loader("text") >> make("MaxP")
     reranked = stages.search("dog river")
     assert set(reranked["docno"]) == {"d1", "d5"}
@@ -231,7 +231,7 @@ def test_a_docno_that_the_index_lacks_is_named(loader, docnos, terrier_index):
 
 
 @pytest.mark.parametrize("union", [lambda a, b: a | b, lambda a, b: a & b])
-def test_birch_needs_scores_which_a_union_drops(union):
+def test_birch_is_refused_after_a_union_without_scores(union):
     first = pt.Transformer.from_df(tiny.results())
     with pytest.raises(pt.validate.InputValidationError, match="score"):
         (union(first, first) >> make("Birch"))(TOPICS)

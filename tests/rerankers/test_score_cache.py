@@ -63,7 +63,7 @@ def encoded(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
-def test_second_run_reads(name, path, results, encoded):
+def test_a_second_run_reads_scores_from_the_cache(name, path, results, encoded):
     model, plain = make(name, score_cache=path), make(name)
     expected, coverage = scores(plain, results), plain.coverage
     encoded.clear()
@@ -80,7 +80,7 @@ def test_second_run_reads(name, path, results, encoded):
 
 
 @pytest.mark.parametrize("damaged", ["{", "[]", '["x", 1, 1, 1, 1, 1]', "[0.5, 1]"])
-def test_a_damaged_score_names_the_file_and_the_cure_before_anything_is_scored(damaged, path, results, encoded):
+def test_a_damaged_score_is_refused_by_its_file_before_scoring(damaged, path, results, encoded):
     model = make("MaxP", score_cache=path)
     model(results.iloc[:2])
     with sqlite3.connect(path) as connection:
@@ -154,7 +154,7 @@ def test_the_architecture_is_part_of_the_key(name, path, results, tmp_path):
     assert not np.allclose(*found)
 
 
-def test_fingerprints_of_weights_are_made_once_and_never_stale(path, results, monkeypatch):
+def test_fingerprints_of_weights_are_computed_once_for_each_change(path, results, monkeypatch):
     reranker, other = make("MaxP", score_cache=path, training=FAST_LEARNING), make("MaxP")
     model, made = reranker.model, []
     with torch.no_grad():
@@ -182,7 +182,7 @@ def test_fingerprints_of_weights_are_made_once_and_never_stale(path, results, mo
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
-def test_scores_of_code_of_ones_own_are_not_kept(kind, path, results, plain_encoder):
+def test_scores_of_user_code_are_not_stored(kind, path, results, plain_encoder):
     make_edited, name = own.EDITED[kind]
     for sign in (1, -1):
         model = make_edited(sign, plain_encoder, score_cache=path)
@@ -192,14 +192,14 @@ def test_scores_of_code_of_ones_own_are_not_kept(kind, path, results, plain_enco
     assert not path.exists()
 
 
-def test_text_and_query_do_not_run_together():
+def test_the_keys_of_pairs_separate_query_and_text():
     pairs = [("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), ("ab", "c")]
     *keys, again = keys_of_pairs("f", *zip(*pairs, strict=True))
     assert len(set(keys)) == 4
     assert again == keys[0] != keys_of_pairs("g", ["ab"], ["c"])[0]
 
 
-def test_an_interrupted_run_goes_on(path, results, encoded, monkeypatch):
+def test_an_interrupted_run_continues_with_the_stored_scores(path, results, encoded, monkeypatch):
     monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
     model = make("MaxP", score_cache=path)
     aggregate, calls = model_module.Model.aggregate, []

@@ -91,7 +91,7 @@ def test_each_window_is_sent_once_in_batches_of_one_query(form, results):
         assert {query for query, _, _ in asked} == set(results["query"])
 
 
-def test_four_requests_are_under_way_at_the_same_time(form):
+def test_four_requests_are_sent_at_the_same_time(form):
     together = threading.Barrier(4, timeout=30)
     reply = answers(form)
 
@@ -130,7 +130,7 @@ def broken(form) -> dict[str, tuple[Answer, str]]:
 
 
 @pytest.mark.parametrize("kind", broken(TeiForm))
-def test_broken_replies_are_asked_for_again_and_never_a_score(kind, form):
+def test_broken_replies_are_requested_again_and_repeated_ones_raise_an_error(kind, form):
     frame, fault = tiny.frame(["old dog"], ["a cat", "a bird", "snow"]), broken(form)[kind]
     with reranker(form, fault[0]) as server:
         found = scores(maxp(server, form), frame)
@@ -143,7 +143,7 @@ def test_broken_replies_are_asked_for_again_and_never_a_score(kind, form):
     assert len(server.requests) == 2
 
 
-def test_an_outage_says_where_the_scores_before_are(tmp_path):
+def test_the_error_of_an_outage_names_the_cache_with_earlier_scores(tmp_path):
     file, frame = tmp_path / "scores", tiny.frame(["old dog"], ["a cat", "a bird"])
     with serving(*[Answer({"error": "down"}, 500)] * 9, about=TeiForm.about) as server:
         for scored, end in ((False, "down"), (True, f"in {str(file)!r}: the same call goes on after it")):
@@ -160,7 +160,7 @@ def test_an_outage_says_where_the_scores_before_are(tmp_path):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_may_pass_is_asked_again_and_nothing_that_was_answered(status, form):
+def test_only_requests_with_temporary_errors_are_repeated(status, form):
     soon = Answer({"error": "busy"}, status, headers={"Retry-After": "0.01"})
     with reranker(form, soon, soon) as server:
         model = maxp(server, form)
@@ -176,7 +176,7 @@ def test_what_may_pass_is_asked_again_and_nothing_that_was_answered(status, form
     assert len(server.requests) == 3
 
 
-def test_a_deep_reply_to_an_outage_is_asked_for_again(form):
+def test_a_deeply_nested_error_reply_is_requested_again(form):
     deep = Answer(b"[" * 10**5 + b"]" * 10**5, 503)
     with reranker(form, deep) as server:
         found = scores(maxp(server, form), tiny.frame(["old dog"], ["a cat"]))
@@ -185,7 +185,7 @@ def test_a_deep_reply_to_an_outage_is_asked_for_again(form):
 
 
 @pytest.mark.parametrize("told", [{"max_client_batch_size": -1}, {"max_input_length": 10**400}, {"data": "none"}])
-def test_limits_that_are_none_are_the_servers_fault(told):
+def test_invalid_limits_in_the_description_of_a_server_are_refused(told):
     with serving(answers(TeiForm), about=lambda path: Answer(told)) as server:
         with pytest.raises(BackendError, match=rf"asked at {server.url}/info: no reply of the form 'tei'"):
             ld.MaxP(ld.ScoreServer(server.url, max_retries=1))(ONE_QUERY)
@@ -193,14 +193,14 @@ def test_limits_that_are_none_are_the_servers_fault(told):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 424])
-def test_what_cannot_get_better_is_asked_once(status, form):
+def test_requests_with_permanent_errors_are_not_repeated(status, form):
     refusal = Answer({"error": "no such thing"}, status)
     with serving(refusal, about=form.about) as server, pytest.raises(BackendError, match=f"{status}, no such thing"):
         maxp(server, form, concurrency=1)(tiny.frame(["a", "b", "c"], ["x y z"]))
     assert len(server.requests) == 1
 
 
-def test_slow_and_absent_servers(form):
+def test_slow_servers_are_asked_again_and_unreachable_ones_raise_an_error(form):
     frame, reply = tiny.frame(["old dog"], ["a cat"]), answers(form)
 
     def late(body):
@@ -231,13 +231,13 @@ TELLING = pytest.mark.parametrize("form", [TeiForm, VllmForm], ids=lambda form: 
 
 
 @TELLING
-def test_a_window_that_is_too_long_is_refused_with_what_to_do(form):
+def test_the_error_of_a_window_that_is_too_long_recommends_a_smaller_window_size(form):
     with reranker(form) as server, pytest.raises(ContextOverflowError, match=r"begins 'f15h.*smaller window_size"):
         ld.MaxP(backend(server, form, tokenizer=None), window_size=15, stride=15)(LONG_WORDS)
     assert len(server.requests) == 1
 
 
-def test_a_server_that_cuts_nothing_is_not_asked_again_nor_told_to():
+def test_a_server_that_cannot_truncate_gets_no_truncate_argument():
     with reranker(LlamaForm) as server, pytest.raises(ContextOverflowError, match="too large to process") as caught:
         ld.MaxP(backend(server, LlamaForm, tokenizer=None), window_size=15, stride=15)(LONG_WORDS)
     assert len(server.requests) == 1
@@ -287,14 +287,14 @@ def test_windows_that_the_server_cuts_are_counted(form):
 
 
 @TELLING
-def test_with_its_tokenizer_windows_fit_as_the_server_says(form):
+def test_with_the_tokenizer_of_a_server_windows_fit_its_longest_input(form):
     with reranker(form) as server:
         model = ld.FirstP(backend(server, form, longest_input=None), max_query_len=8)
         model(tiny.frame(["old dog"], [tiny.LONG * 5]))
         assert model.model.reader.windows.largest == LONGEST - 8 - 3 - 8  # query, special ones, to spare
 
 
-def test_who_may_cut_without_a_word_is_named(form):
+def test_a_server_that_may_truncate_silently_causes_a_warning(form):
     with reranker(form) as server, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         unknown, exact = maxp(server, form, tokenizer=None), maxp(server, form)
@@ -318,7 +318,7 @@ def test_a_cache_knows_address_model_and_parameters(form, tmp_path):
         ld.MaxP(ld.ScoreServer("http://127.0.0.1:9", api="cohere"), score_cache=path)(ONE_QUERY)
 
 
-def test_keys_appear_nowhere(form, tmp_path, caplog, monkeypatch):
+def test_keys_are_in_no_repr_error_log_or_file(form, tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("LONGDOC_TEST_KEY", SECRET)
     leaking = Answer({"error": f"your key {SECRET} is bad"}, 401)
@@ -358,23 +358,23 @@ SECRET_ADDRESSES = (
         ({"longest_input": 0}, "longest_input"),
     ],
 )
-def test_arguments_that_can_never_work(arguments, name):
+def test_wrong_arguments_are_refused_without_showing_secrets(arguments, name):
     with pytest.raises(ValueError, match=name) as caught:
         ld.ScoreServer(**{"url": "http://host", **arguments})
     assert SECRET not in str(caught.value)
 
 
-def test_a_path_with_an_at_sign_and_the_names_of_tokens_are_no_secrets():
+def test_at_signs_in_paths_and_token_parameters_are_not_taken_for_secrets():
     ld.ScoreServer("https://host/ai/run/@cf/rerank", parameters={"max_tokens": 1, "stop_token_ids": [2], "user": "me"})
 
 
-def test_the_largest_batch_of_a_server_that_does_not_tell_it_before_is_named():
+def test_the_error_of_a_batch_that_is_too_large_names_the_right_batch_size():
     refusal = Answer({"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}, 413)
     with serving(refusal) as server, pytest.raises(BackendError, match="set batch_size=32"):
         ld.MaxP(ld.ScoreServer(server.url))(ONE_QUERY)
 
 
-def test_the_cure_is_named_for_texts_that_a_server_refuses_and_for_several_models():
+def test_errors_about_refused_texts_and_several_models_name_the_fix():
     invalid = Answer({"error": "no text"}, 422)
     for frame in (ONE_QUERY, ONE_QUERY.assign(text="\u200b")):
         with serving(invalid) as server, pytest.raises(BackendError, match="leave out documents without text"):
@@ -384,14 +384,14 @@ def test_the_cure_is_named_for_texts_that_a_server_refuses_and_for_several_model
         ld.MaxP(ld.ScoreServer(server.url, api="vllm"))(ONE_QUERY)
 
 
-def test_an_endpoint_is_taken_as_it_is():
+def test_the_address_of_an_endpoint_is_used_unchanged():
     form = FORMS[2]
     with serving(answers(form)) as server:
         ld.MaxP(ld.ScoreServer(f"{server.url}/v1/rerank", api="cohere"), **SLIDING)(ONE_QUERY)
     assert {path for path, _, _ in server.requests} == {"/v1/rerank"}
 
 
-def test_the_first_error_is_raised_and_not_what_it_cancelled(monkeypatch):
+def test_the_first_error_is_raised_instead_of_those_of_cancelled_requests(monkeypatch):
     class Slow(threading.Event):
         def set(self):
             pause = 0 if self.is_set() else 0.3
@@ -412,7 +412,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interruption_ends_what_waits_and_what_was_not_sent_yet(form, interruptible):
+def test_an_interruption_cancels_waiting_and_unsent_requests(form, interruptible):
     def interrupt(body):
         time.sleep(0.2)  # a signal is noticed late if it comes just before the main thread waits
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)

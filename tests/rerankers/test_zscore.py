@@ -32,7 +32,7 @@ def test_ranks_are_those_of_the_new_scores():
     assert ld.ZScore()(RUN)["rank"].tolist() == [1, 0, 2, 1, 0, 0]
 
 
-def test_rows_order_index_and_other_columns_stay():
+def test_rows_and_other_columns_are_kept_and_the_input_is_unchanged():
     before, out = RUN.copy(deep=True), ld.ZScore()(RUN)
     columns = ["qid", "docno", "url"]
     pd.testing.assert_frame_equal(out[columns], RUN[columns])
@@ -74,14 +74,14 @@ def test_a_frame_without_scores_is_refused():
         ld.ZScore()(RUN.drop(columns="score"))
 
 
-def test_pyterrier_test_case():
+def test_the_test_case_of_pyterrier_passes():
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(pt.testing.transformer_test_class(ld.ZScore)).run(outcome)
     assert outcome.testsRun == 2
     assert not outcome.failures + outcome.errors
 
 
-def test_pyterrier_knows_its_columns():
+def test_pyterrier_can_inspect_the_columns_of_zscore():
     assert pt.inspect.transformer_inputs(ld.ZScore()) == [["qid", "docno", "score"]]
     outputs = pt.inspect.transformer_outputs(ld.ZScore(), ["qid", "docno", "score", "title"])
     assert set(outputs) == {"qid", "docno", "score", "rank", "title"}

@@ -38,7 +38,7 @@ def test_segments_are_whole_sentences_and_disjoint():
     assert all(re.search(r"end\d+\.\s*$", TEXT[a:b]) for a, b in spans)
 
 
-def test_segments_by_seed():
+def test_segments_depend_on_seed_and_docno():
     cut = Segments(min_words=10, max_words=40)
     assert cut(TEXT, "d") == cut(TEXT, "d") != cut(TEXT, "e")
     assert Segments(min_words=10, max_words=40, seed=1)(TEXT, "d") != cut(TEXT, "d")
@@ -76,7 +76,7 @@ CANDIDATES = SimpleNamespace(
 EXAMPLE = Example("q", "query", ("0", "1"), (1.0, 0.0))
 
 
-def test_first_iteration_is_equations_2_and_3():
+def test_the_loss_of_the_first_iteration_equals_equations_2_and_3():
     both = torch.nn.ModuleDict({"selector": Lengths(0.5), "ranker": Lengths(0.1)})
     loss = _joint_loss(both, [EXAMPLE], TrainingArgs(), candidates=CANDIDATES)
     # The selector on pairs of the same index, as far as both have one; the ranker on the longest segments.
@@ -97,7 +97,7 @@ class Dropping(Lengths):
         return scores * torch.randn(len(texts)) if self.training else -scores
 
 
-def test_first_iteration_selects_without_dropout():
+def test_the_first_iteration_selects_segments_without_dropout():
     both = torch.nn.ModuleDict({"selector": Dropping(1.0), "ranker": Lengths(0.1)}).train()
     for seed in range(10):
         torch.manual_seed(seed)
@@ -107,7 +107,7 @@ def test_first_iteration_selects_without_dropout():
     assert both["selector"].training
 
 
-def test_precision():
+def test_segment_precision_is_the_share_of_segments_that_contain_the_gold():
     selected = pd.DataFrame({"qid": ["1", "1", "2"], "docno": ["a", "b", "a"], "start": [0, 5, 0], "end": [10, 9, 4]})
     gold = pd.DataFrame(
         {"qid": [1, 1, 2, 3], "docno": ["a", "b", "a", "a"], "start": [2, 4, 0, 0], "end": [10, 8, 4, 1]}
@@ -151,7 +151,7 @@ def maker(backbone: str, recipe: TrainingArgs | None, **changes):
     return make, made
 
 
-def test_iterations_stop(cross_encoder):
+def test_iterations_stop_after_patience(cross_encoder):
     make, made = maker(cross_encoder, TrainingArgs(learning_rates={"": 0.0}, metric="RR"))
     data = (RUN, JUDGED, RUN, JUDGED)
     result = fit_on_best_segments(make, *data, segments=ONE_SENTENCE, iterations=9, patience=2)
@@ -177,7 +177,7 @@ def shortened(text: str, rng: random.Random) -> str:
 
 
 @pytest.mark.slow
-def test_killed_and_resumed(cross_encoder, tmp_path):
+def test_a_killed_run_continues_with_the_same_results(cross_encoder, tmp_path):
     recipe = TrainingArgs(
         epochs=2, queries_per_step=2, learning_rates={"": 5e-3}, metric="RR", lora=ld.Lora(rank=2), save_steps=1
     )

@@ -46,7 +46,7 @@ def groups_of(run: pd.DataFrame, judged: pd.DataFrame, args: TrainingArgs | None
     return all_of(make_groups(run, judged, args), TEXTS)
 
 
-def test_groups():
+def test_groups_contain_queries_with_positives_and_negatives():
     judged = qrels(("1", "d3", 1), ("2", "d1", 3), ("3", "d1", 1), ("4", "d1", 1))
     groups = groups_of(RUN, judged)
     assert groups == [
@@ -61,7 +61,7 @@ def test_groups():
     assert groups_of(RUN.astype({"qid": int}), judged) == groups
 
 
-def test_labels():
+def test_labels_depend_on_min_label_and_unjudged():
     judged = qrels(("1", "d2", 1), ("1", "d3", 3), ("1", "d4", -1))
     (group,) = make_groups(RUN, judged)
     assert group.labels.tolist() == [1.0, 0.0, 3.0, 0.0]  # d1 is not judged
@@ -78,7 +78,7 @@ def test_labels():
 
 
 @pytest.mark.parametrize("order", ["score", "rank", "rows"])
-def test_negatives_up_to_a_rank(order):
+def test_max_negative_rank_limits_the_negatives(order):
     bare = RUN.drop(columns="score")
     run, best_first = {
         "score": (RUN, [1, None, 2, 0]),  # d4, the positive, takes one of the first places of score and rank
@@ -91,7 +91,7 @@ def test_negatives_up_to_a_rank(order):
         assert group.rows[group.positives].tolist() == [3]
 
 
-def test_pool_of_negatives():
+def test_negative_pool_samples_negatives_by_seed():
     frame = pd.DataFrame({"qid": "1", "query": "a", "docno": [f"d{i}" for i in range(50)]})
     judged = qrels(("1", "d7", 1), ("1", "d45", 1))
     args = TrainingArgs(negative_pool=5, max_negative_rank=20)
@@ -116,7 +116,7 @@ def test_pool_of_negatives():
         ("teacher_score", "good", "'good'"),
     ],
 )
-def test_labels_and_scores_that_are_no_numbers(column, value, shown):
+def test_labels_and_scores_that_are_not_numbers_are_refused_by_row(column, value, shown):
     run, judged = RUN, qrels(("1", "d3", 1), ("1", "d2", 0), ("2", "d1", 1))
     if column == "label":
         judged = judged.assign(label=[1, value, 1])
@@ -126,7 +126,7 @@ def test_labels_and_scores_that_are_no_numbers(column, value, shown):
         make_groups(run, judged)
 
 
-def test_teacher_column():
+def test_targets_are_the_scores_in_the_teacher_column():
     run, judged = RUN.assign(teacher_score=np.arange(7.0), other=np.nan), qrels(("1", "d3", 1))
     assert make_groups(run, judged)[0].targets.tolist() == [1.0, 3.0, 2.0, 0.0]
     assert make_groups(RUN, judged)[0].targets is None
@@ -143,7 +143,7 @@ LOADER = pt.apply.text(lambda row: f"text of {row.docno} for {row.qid}")
 ALL = TrainingArgs(judged="all")
 
 
-def test_judged_documents_that_were_not_retrieved():
+def test_add_judged_adds_judged_documents_that_were_not_retrieved():
     """All positives, and as negatives the judged ones beside those retrieved: FlexNeuART's export of training data."""
     run = RUN.assign(text=TEXTS)
     before = run.copy()
@@ -169,7 +169,7 @@ def test_judged_documents_that_were_not_retrieved():
     assert make_groups(more, JUDGED, ALL)[-1].labels.tolist() == [1.0, 0.0]
 
 
-def test_ids_of_any_type():
+def test_add_judged_accepts_ids_of_any_type():
     run = pd.DataFrame({"qid": [1, 1, 2], "query": ["a", "a", "b"], "docno": [10, 11, 10], "rank": [0, 1, 0]})
     added = add_judged(run, qrels(("1", "12", 1), ("2", "10", 1), ("2", "13", 0)))
     ids = [("1", "10"), ("1", "11"), ("2", "10"), ("1", "12"), ("2", "13")]
@@ -182,7 +182,7 @@ def test_ids_of_any_type():
     assert add_judged(run, qrels(("1", "10", 1))) is run
 
 
-def test_judged_documents_without_text():
+def test_add_judged_needs_a_text_loader_for_candidates_with_texts():
     with pytest.raises(ValueError, match="text_loader="):
         add_judged(RUN.assign(text=TEXTS), JUDGED)
     assert "text" not in add_judged(RUN, JUDGED)  # is loaded later
@@ -228,7 +228,7 @@ def test_judged_documents_are_looked_up_in_blocks():
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("the disk is gone"), RuntimeError("no such index")])
-def test_a_loader_that_does_not_work_is_no_missing_document(failure):
+def test_errors_of_a_text_loader_are_raised_unchanged(failure):
     def fail(frame):
         raise failure
 
@@ -236,7 +236,7 @@ def test_a_loader_that_does_not_work_is_no_missing_document(failure):
         add_judged(RUN, JUDGED, text_loader=pt.apply.generic(fail))
 
 
-def test_fit_takes_judged_documents_in(cross_encoder):
+def test_fit_trains_on_judged_documents_that_were_not_retrieved(cross_encoder):
     asked = []
 
     def load(inp):
@@ -270,7 +270,7 @@ POINTWISE = TrainingArgs(sampling="pointwise", loss="pointwise_bce")
 LISTWISE = TrainingArgs(sampling="listwise", loss="lambda_loss", negatives=3)
 
 
-def test_pairs():
+def test_each_epoch_draws_a_positive_and_negatives_for_each_query():
     for negatives in (1, 3, 9):
         picks = draw_epoch(GROUPS, TrainingArgs(negatives=negatives), 0)
         assert Counter(group.qid for group, _ in picks) == Counter(group.qid for group in GROUPS)
@@ -282,13 +282,13 @@ def test_pairs():
             assert max(counts) - min(counts) <= (1 if len(counts) == 4 else 0)
 
 
-def test_pointwise_takes_every_candidate_once():
+def test_pointwise_sampling_draws_every_candidate_once():
     picks = draw_epoch(GROUPS, POINTWISE, 0)
     assert len(picks) == examples_per_epoch(GROUPS, POINTWISE) == 120
     assert {(group.qid, candidates) for group, candidates in picks} == {(g.qid, (i,)) for g in GROUPS for i in range(6)}
 
 
-def test_lists_have_a_positive():
+def test_lists_contain_a_positive():
     for group, candidates in draw_epoch(GROUPS, LISTWISE, 0):
         assert len(set(candidates)) == 4
         assert set(candidates) & set(group.positives)
@@ -314,7 +314,7 @@ def rotate(text: str, rng: random.Random) -> str:
     return text[start:] + text[:start]
 
 
-def test_augmented_texts():
+def test_augmented_texts_depend_on_the_epoch():
     data = set_of([QueryGroup("q", "query", np.arange(2), np.array([2.0, 0.0]))], ["abcdefgh", "ABCDEFGH"])
     args = TrainingArgs(augment=rotate)
     picks = draw_epoch(data.groups, args, 0)
@@ -324,7 +324,7 @@ def test_augmented_texts():
     assert len({make_examples(picks, data, args, epoch)[0].texts for epoch in range(20)}) > 5
 
 
-def test_examples_have_their_own_candidates_and_read_each_text_once():
+def test_examples_contain_their_candidates_and_each_text_is_read_once():
     read = []
     groups = [
         QueryGroup("p", "first", np.array([3, 0, 1]), np.array([2.0, 0.0, 1.0]), targets=np.array([0.3, 0.2, 0.1])),
@@ -343,7 +343,7 @@ def test_examples_have_their_own_candidates_and_read_each_text_once():
 # Teachers.
 
 
-def test_teacher_scores():
+def test_teacher_scores_adds_the_scores_of_a_teacher_in_row_order():
     teacher = pt.apply.doc_score(lambda row: float(len(row["text"])))
     run = RUN.assign(text=TEXTS)
     before, mixed = run.copy(), run.sample(frac=1, random_state=0)

@@ -43,7 +43,7 @@ def loader(**changes: str | None) -> Loader:
     return Loader({key: changes.get(key[1], text) for key, text in zip(keys, RUN["text"], strict=True)})
 
 
-def test_only_drawn_texts_are_loaded_step_by_step(cross_encoder):
+def test_each_step_loads_only_the_texts_it_draws(cross_encoder):
     rows, per_query = 2000, 50
     run = pd.DataFrame({"qid": [f"q{row // per_query}" for row in range(rows)], "query": "old dog"})
     run["docno"] = [f"d{row}" for row in range(rows)]
@@ -58,7 +58,7 @@ def test_only_drawn_texts_are_loaded_step_by_step(cross_encoder):
 
 
 @pytest.mark.parametrize("sampling", ["pairs", "pointwise", "listwise"])
-def test_loaded_texts_train_as_those_of_the_frame(sampling, cross_encoder):
+def test_loaded_texts_give_the_same_losses_as_texts_in_the_frame(sampling, cross_encoder):
     loss = {"pairs": "pairwise_margin", "pointwise": "pointwise_bce", "listwise": "lambda_loss"}[sampling]
     recipe = replace(RECIPE, sampling=sampling, loss=loss, negatives=2)
     run, losses = RUN.sample(frac=1.0, random_state=3), []
@@ -81,14 +81,14 @@ def test_a_missing_document_is_named_when_it_is_drawn(cross_encoder):
         fit(pt.apply.generic(lambda inp: loader()(inp[inp["docno"] != "d0"])))
 
 
-def test_texts_of_the_frame_are_looked_at_before_the_first_step(cross_encoder):
+def test_texts_in_the_frame_are_checked_before_the_first_step(cross_encoder):
     unread = RUN.assign(text=[*RUN["text"][:-1], b"bytes"]).astype({"text": object})
     with optimizer_steps() as steps, pytest.raises(ValueError, match="bytes"):
         make("MaxP", cross_encoder, training=RECIPE).fit(unread, JUDGED)
     assert not steps
 
 
-def test_a_training_goes_on_without_loading_again(cross_encoder, tmp_path):
+def test_a_resumed_training_loads_only_texts_of_the_remaining_steps(cross_encoder, tmp_path):
     recipe = replace(RECIPE, save_steps=1)
     whole = make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE, JUDGED)
     recipe = replace(recipe, checkpoint=tmp_path)
@@ -104,7 +104,7 @@ def test_a_training_goes_on_without_loading_again(cross_encoder, tmp_path):
     assert len(rest.asked) == 6 - 3  # of 6 steps
 
 
-def test_models_of_another_loader_are_refused_or_said_to_be_old(cross_encoder, tmp_path):
+def test_models_trained_with_another_text_loader_are_refused_or_cause_a_warning(cross_encoder, tmp_path):
     def fit(given: pt.Transformer) -> None:
         model = make("MaxP", cross_encoder, training=RECIPE, text_loader=given)
         fit_seeds(model, [0], BARE, JUDGED, folder=tmp_path / type(given).__name__)

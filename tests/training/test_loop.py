@@ -119,7 +119,7 @@ def test_each_schedule_gives_its_learning_rates(changes, steps_per_epoch, expect
 
 
 @pytest.mark.parametrize("total", [4, 10, 97])
-def test_warm_up_is_that_of_transformers(total):
+def test_warm_up_equals_that_of_transformers(total):
     """As FlexNeuART has it: the constant schedule, its warm-up a share of the steps that is rounded down."""
     optimizer, warmup = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), int(0.2 * total)
     for schedule, theirs in (
@@ -132,7 +132,7 @@ def test_warm_up_is_that_of_transformers(total):
 
 
 @pytest.mark.parametrize("total", [10, 97])
-def test_one_cycle_is_torchs(total):
+def test_the_one_cycle_schedule_equals_that_of_torch(total):
     args = TrainingArgs(
         schedule="one_cycle", warmup=0.2, learning_rates={"": 1e-2, "head": 1e-1}, queries_per_step=1, weight_decay=0.1
     )
@@ -160,7 +160,7 @@ def test_one_cycle_is_torchs(total):
 # Steps.
 
 
-def test_each_epoch_asks_each_query_once():
+def test_each_epoch_trains_on_each_query_once():
     model = Toy()
     before = torch.get_rng_state(), random.getstate()
     train(model, toy_set(5), TrainingArgs(epochs=3, queries_per_step=2))
@@ -223,7 +223,7 @@ def test_a_loss_that_is_not_a_number_is_an_error_that_names_the_queries():
     assert not model.training
 
 
-def test_infinite_weights_are_noticed_in_the_next_step():
+def test_infinite_weights_raise_an_error_in_the_next_step():
     model, before = Broken(2, math.inf), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
     with pytest.raises(FloatingPointError, match="in step 3"):
@@ -289,7 +289,7 @@ def test_labels_that_are_not_whole_numbers_cannot_be_evaluated():
         evaluate(SCORED, qrels(("1", "a", 2), ("1", "b", 0.7)), "RR")
 
 
-def test_judgements_of_other_queries_do_not_lower_the_figure():
+def test_judgements_of_other_queries_do_not_change_a_measure():
     more = pd.concat([JUDGED_SCORED, qrels(("other", "d", 1))])
     assert evaluate(SCORED, more, "RR") == evaluate(SCORED, JUDGED_SCORED, "RR")
 
@@ -311,7 +311,7 @@ def test_the_best_epoch_is_kept():
     assert all(model.modes)
 
 
-def test_validation_every_few_steps():
+def test_validate_steps_adds_validations_between_epochs():
     args = TrainingArgs(epochs=2, queries_per_step=1, validate_steps=2)
     history = train(Toy(), toy_set(5), args, validate=lambda: 0.5)
     assert [(entry["epoch"], entry["step"], "validation" in entry) for entry in history] == [
@@ -333,7 +333,7 @@ def test_max_steps_ends_a_training_within_an_epoch():
     assert [(entry["epoch"], entry["step"]) for entry in history] == [(1, 3), (2, 4)]
 
 
-def test_learning_curve_of_two_trainings(cross_encoder):
+def test_the_learning_curve_covers_both_of_two_trainings(cross_encoder):
     model = make("MaxP", cross_encoder, training=RECIPE)
     run, judged = RUN.copy(), JUDGED.copy()
     history = model.fit(run, judged, run, judged).fit(run, judged).history
@@ -485,7 +485,7 @@ def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     model.fit(RUN, JUDGED)  # and again
 
 
-def test_lora_on_named_layers_keeps_the_best_weights(cross_encoder):
+def test_lora_only_changes_its_target_layers_and_keeps_the_best_weights(cross_encoder):
     lora = Lora(rank=2, targets=("query", "value"), dropout=0.1)
     model = make("MaxP", cross_encoder, training=replace(RECIPE, epochs=5, lora=lora))
     before = weights(model)
@@ -513,7 +513,7 @@ def test_lora_that_does_not_fit_leaves_the_model_alone(targets, cross_encoder):
 # Accelerate.
 
 
-def test_trackers(cross_encoder):
+def test_trackers_log_losses_and_the_recipe(cross_encoder):
     tracking = pytest.importorskip("accelerate.tracking")
 
     class Memory(tracking.GeneralTracker):
@@ -599,7 +599,7 @@ LOSSES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "loss"), [*((name, None) for name in LEARNERS), *(("MaxP", loss) for loss in LOSSES)])
-def test_models_learn(name, loss, tmp_path):
+def test_every_model_learns_with_every_loss(name, loss, tmp_path):
     def checkpoint(part: str, **sizes) -> str:
         # The large initialisation of the other tests learns badly.
         return tiny.checkpoint(tmp_path / part, initializer_range=0.1, num_hidden_layers=1, **sizes)

@@ -75,7 +75,7 @@ def compute(name, s, y, t):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_formula_and_its_gradient(name):
+def test_losses_and_gradients_equal_their_formulas(name):
     for shape in ((1, 2), (4, 2), (3, 6)):
         assert compute(name, *data(shape)).item() == pytest.approx(twin(name, *data(shape)))
     s, y, t = data((2, 4))
@@ -95,14 +95,14 @@ def test_formula_and_its_gradient(name):
     assert scores.grad.isfinite().all()
 
 
-def test_the_distribution_of_the_teacher_has_no_scale_of_its_own():
+def test_listwise_kl_does_not_change_if_teacher_scores_are_shifted():
     s, y, t = data((3, 4))
     assert compute("listwise_kl", t + 7, y, t).item() == pytest.approx(0.0, abs=1e-9)
     assert compute("listwise_kl", s, y, t + 5).item() == pytest.approx(compute("listwise_kl", s, -y, t).item())
 
 
 @pytest.mark.parametrize("alpha", [0.75, 0.25, 0.0])
-def test_distillation_is_eq_8_of_two_logits(alpha):
+def test_distillation_is_equation_8_with_two_logits(alpha):
     """With logits "not relevant" and "relevant" at -z/2 and z/2, each written out as the paper does."""
     s, y, t = data((3, 4))
     total = 0.0
@@ -114,14 +114,14 @@ def test_distillation_is_eq_8_of_two_logits(alpha):
     assert found.item() == pytest.approx(total)
 
 
-def test_margin_and_alpha_of_the_recipe():
+def test_losses_use_margin_and_alpha_of_the_recipe():
     args, scores = TrainingArgs(margin=5.0, alpha=0.0), torch.tensor([[2.0, 0.0]])
     assert LOSSES["pairwise_margin"].compute(scores, None, None, args).item() == 3.0
     assert LOSSES["multi_margin"].compute(scores, None, None, args).item() == 1.5
     assert LOSSES["distillation"].compute(scores, torch.ones(1, 2), scores + 2.0, args).item() == 4.0
 
 
-def test_a_loss_of_ones_own(monkeypatch):
+def test_a_custom_loss_can_be_registered(monkeypatch):
     focal = Loss(lambda s, y, t, args: (torch.sigmoid(s[:, 1:] - s[:, :1]) ** 2).sum(), pairs=True)
     monkeypatch.setitem(LOSSES, "focal", focal)
     example = Example("1", "query", ("relevant", "not"), (1.0, 0.0))
@@ -131,7 +131,7 @@ def test_a_loss_of_ones_own(monkeypatch):
         TrainingArgs(loss="focal", sampling="listwise")
 
 
-def test_queries_without_relevant_documents_cost_nothing_listwise():
+def test_listwise_losses_are_zero_for_queries_without_relevant_documents():
     for loss in (L.listwise_cross_entropy, L.lambda_loss):
         scores = torch.randn(2, 3, requires_grad=True)
         value = loss(scores, torch.tensor([[0.0, -1.0, 0.0]] * 2))

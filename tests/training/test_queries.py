@@ -51,7 +51,7 @@ def test_every_query_is_trained_on_or_left_out_for_a_reason(cross_encoder, capsy
 
 
 @pytest.mark.parametrize("left", [2, 5, 6])
-def test_warned_where_queries_are_left_out(left, cross_encoder, capsys):
+def test_queries_that_are_left_out_cause_a_warning(left, cross_encoder, capsys):
     model = make("MaxP", cross_encoder, training=RECIPE)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -47,7 +47,7 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
         {"metric": "ndcg_cut"},
     ],
 )
-def test_recipes_that_cannot_work(arguments):
+def test_invalid_recipes_are_refused_by_argument(arguments):
     *_, (name, value) = arguments.get("lora", arguments).items()
     with pytest.raises(ValueError, match=value if name == "metric" else name):
         Lora(**arguments["lora"]) if "lora" in arguments else TrainingArgs(**arguments)
@@ -65,7 +65,7 @@ def rotate(text: str, rng: random.Random) -> str:
     return text
 
 
-def test_recipe_as_json():
+def test_a_recipe_can_be_written_as_json_and_used_as_a_key():
     args = TrainingArgs(augment=rotate, lora=Lora(rank=4), checkpoint="/secret/folder", trackers=("tensorboard",))
     found = json.loads(json.dumps(args.as_dict()))
     assert (found["augment"], found["lora"]["rank"]) == ("<function rotate>", 4)
@@ -93,11 +93,11 @@ class Cut:
         (partial(rotate, cut=Cut()), f"functools.partial(<function rotate>, cut=<{__name__}.Cut object>)"),
     ],
 )
-def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, described):
+def test_the_description_of_an_augmentation_is_the_same_in_every_process(augment, described):
     assert TrainingArgs(augment=augment).as_dict()["augment"] == described
 
 
-def test_recipes_show_what_differs():
+def test_the_repr_of_a_recipe_shows_the_arguments_that_differ_from_the_defaults():
     assert repr(TrainingArgs(epochs=2, seed=1)) == "TrainingArgs(epochs=2, seed=1)"
     assert " at 0x" not in repr(TrainingArgs(augment=partial(rotate, cut=Cut())))
     own = TrainingArgs(learning_rates={"": 1e-3}, lora=Lora(rank=4))
@@ -105,7 +105,7 @@ def test_recipes_show_what_differs():
         assert eval(repr(recipe), {"TrainingArgs": TrainingArgs, "Lora": Lora}) == recipe
 
 
-def test_presets():
+def test_presets_have_the_values_of_their_papers():
     assert {"boytsov2025", "parade", "cedr", "best", "robust04", "leaderboard"} <= set(PRESETS)
     # The defaults are Boytsov et al. 2025; over one epoch the preset differs in what candidates are drawn alone.
     boytsov = TrainingArgs.preset("boytsov2025")

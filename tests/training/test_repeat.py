@@ -104,7 +104,7 @@ class Recorder:
         self.calls.append((self.training, *data))
 
 
-def test_several_runs_in_turn(tmp_path):
+def test_fit_in_turn_trains_on_several_runs_with_their_recipes(tmp_path):
     model, judged = Recorder(), qrels(("1", "d1", 1))
     assert fit_in_turn(model, ["a", "b", "c"], judged, training=recipes("leaderboard", checkpoint=tmp_path)) is model
     assert [call[1] for call in model.calls] == ["a", "b", "c"]
@@ -117,7 +117,7 @@ def test_several_runs_in_turn(tmp_path):
 
 
 @pytest.mark.parametrize("validation", [None, "next fold"])
-def test_nothing_of_a_fold_is_seen_by_its_model(validation):
+def test_the_model_of_a_fold_is_not_trained_on_its_queries(validation):
     folds = k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
     assert (folds.run["score"] == 0).all()
     for number, (model, own) in enumerate(zip(folds.models, FOLDS, strict=True)):
@@ -145,7 +145,7 @@ def test_each_model_is_the_one_trained_on_the_other_folds(maxp, whole):
     assert folds.history["fold"].tolist() == [0, 1, 2]
 
 
-def test_candidates_to_train_on_may_be_others():
+def test_training_run_replaces_the_candidates_for_training():
     more = pd.concat([RUN.head(1).assign(docno=["new"]), RUN, RUN.tail(1).assign(qid="silent")], ignore_index=True)
     folds = k_fold_fit(
         Memory, RUN, QRELS, [*FOLDS[:2], [*FOLDS[2], "silent"]], training_run=more, validation="next fold"
@@ -160,7 +160,7 @@ def test_candidates_to_train_on_may_be_others():
         k_fold_fit(Memory, RUN, QRELS, FOLDS, training_run=more)
 
 
-def test_transformer_keeps_rows_and_order(whole):
+def test_folds_as_a_transformer_keep_rows_and_order(whole):
     folds, _ = whole
     mixed = RUN.sample(frac=1.0, random_state=0).assign(extra=1)
     mixed.index = [7] * len(mixed)
@@ -177,7 +177,7 @@ def test_transformer_keeps_rows_and_order(whole):
         folds(RUN.head(1).assign(qid="other"))
 
 
-def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
+def test_an_interrupted_k_fold_fit_continues_with_the_same_results(maxp, whole, tmp_path, monkeypatch):
     before = maxp(RUN)["score"].tolist()
     with optimizer_steps(stop_at=STEPS + 3):
         k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
@@ -197,7 +197,7 @@ def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again.run, resumed.run)
 
 
-def test_finished_models_of_ones_own_are_read_with_a_word_and_score_anew(cross_encoder, tmp_path):
+def test_finished_models_with_user_code_are_loaded_with_a_warning_and_score_again(cross_encoder, tmp_path):
     make_edited, name = EDITED["head"]
     k_fold_fit(make_edited(1, cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
     edited = make_edited(-1, cross_encoder, training=RECIPE)
@@ -207,7 +207,7 @@ def test_finished_models_of_ones_own_are_read_with_a_word_and_score_anew(cross_e
     assert again.run["score"].tolist() == pytest.approx(again(RUN)["score"].tolist())
 
 
-def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):
+def test_other_candidates_are_scored_again(maxp, whole, tmp_path):
     folder = shutil.copytree(whole[1], tmp_path / "folds")
     longer = pd.concat([RUN, RUN[RUN["qid"] == QIDS[0]].assign(docno="new", text="cat")], ignore_index=True)
     notes = folder / "fold-0" / "finished.json"
@@ -225,7 +225,7 @@ def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):
     [{"seed": 1}, {"training": TrainingArgs(epochs=2)}, {"preselect": ld.FirstK(1)}, {"trained": True}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_folder_of_other_models(changes, cross_encoder, whole):
+def test_a_folder_of_other_models_is_refused(changes, cross_encoder, whole):
     changes = {"training": RECIPE, **changes}
     fits = changes.pop("trained", False)
     other = make("MaxP", cross_encoder, **changes)
@@ -237,7 +237,7 @@ def test_folder_of_other_models(changes, cross_encoder, whole):
     assert [model.batch_size for model in models] == [7, 7, 7]
 
 
-def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
+def test_models_that_cannot_be_saved_in_a_folder_are_refused(cross_encoder, tmp_path):
     with pytest.raises(ValueError, match="folder="):
         k_fold_fit(make("MaxP", cross_encoder, trust_remote_code=True), RUN, QRELS, FOLDS, folder=tmp_path)
     with pytest.raises(ValueError, match="checkpoint"):
@@ -257,7 +257,7 @@ def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
         ({"model": Memory, "folder": "unused"}, "folder="),
     ],
 )
-def test_bad_input(changes, named):
+def test_wrong_input_is_refused_by_name(changes, named):
     arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
     with pytest.raises(ValueError, match=named):
         k_fold_fit(**arguments)
@@ -266,7 +266,7 @@ def test_bad_input(changes, named):
 # Seeds.
 
 
-def test_seeds(plain_encoder, tmp_path):
+def test_fit_seeds_trains_a_model_for_each_seed(plain_encoder, tmp_path):
     model = make("PARADE-transformer", plain_encoder, training=RECIPE)
     whole = fit_seeds(model, [0, 1], RUN, QRELS)
     scores = {seed: whole[seed](RUN)["score"].tolist() for seed in whole}
@@ -286,7 +286,7 @@ def test_seeds(plain_encoder, tmp_path):
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
 
 
-def test_a_class_may_make_the_models(cross_encoder):
+def test_fit_seeds_accepts_a_class_as_factory(cross_encoder):
     class Small(ld.MaxP):
         def __init__(self, *, seed):
             super().__init__(cross_encoder, window_size=20, stride=10, max_query_len=8, training=RECIPE, seed=seed)
@@ -295,7 +295,7 @@ def test_a_class_may_make_the_models(cross_encoder):
     assert [(model.seed, model.training.seed) for model in models.values()] == [(0, 0), (1, 1)]
 
 
-def test_a_trained_model_keeps_its_start(maxp):
+def test_fit_seeds_continues_from_a_trained_model(maxp):
     maxp.fit(RUN, QRELS)
     models = fit_seeds(maxp, [0, 1], RUN, QRELS)
     assert [(model.seed, model.training.seed) for model in models.values()] == [(42, 0), (42, 1)]
@@ -313,6 +313,6 @@ def test_a_trained_model_keeps_its_start(maxp):
         (Memory, [0, 1], TypeError, "seed"),
     ],
 )
-def test_bad_seeds(model, seeds, error, named):
+def test_wrong_seeds_are_refused_by_name(model, seeds, error, named):
     with pytest.raises(error, match=named):
         fit_seeds(model, seeds, RUN, QRELS)

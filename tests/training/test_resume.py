@@ -52,7 +52,7 @@ def killing(test):
     "changes",
     [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"schedule": "one_cycle"}],
 )
-def test_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path):
+def test_a_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path):
     args = replace(RECIPE, **changes)
     assert in_process(cross_encoder, args, tmp_path / "whole") == 0
     args = replace(args, checkpoint=tmp_path / "state")
@@ -70,7 +70,7 @@ def test_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path)
 
 
 @killing
-def test_killed_while_the_state_is_written(tmp_path):
+def test_a_training_killed_while_writing_its_state_can_be_resumed(tmp_path):
     def die_half_way(tensors, path, **options):
         Path(path).write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +107,7 @@ def stopped(tmp_path) -> tuple[TrainingArgs, Path]:
     return args, tmp_path / STATE_FILE
 
 
-def test_a_full_disk_leaves_the_state_before(stopped, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_state(stopped, monkeypatch):
     args, path = stopped
     before = path.read_bytes()
     errors = {
@@ -159,7 +159,7 @@ def started_elsewhere() -> Toy:
         (Toy, 3, {"max_steps": 5}, "longer training"),
     ],
 )
-def test_state_of_another_training(make_model, queries, changes, problem, stopped):
+def test_the_state_of_another_training_is_refused(make_model, queries, changes, problem, stopped):
     args, path = stopped
     before = path.read_bytes()
     with pytest.raises(ValueError, match=problem):
@@ -186,7 +186,7 @@ def squared(scores, labels, teacher, recipe):
         ({}, None),
     ],
 )
-def test_going_on_with_a_users_function_is_said(changes, named, cross_encoder, tmp_path, monkeypatch):
+def test_resuming_with_a_function_of_the_user_causes_a_warning(changes, named, cross_encoder, tmp_path, monkeypatch):
     monkeypatch.setitem(LOSSES, "squared", Loss(squared, pairs=True))
     args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1, **changes)
     with optimizer_steps(stop_at=3), warnings.catch_warnings():
@@ -199,7 +199,7 @@ def test_going_on_with_a_users_function_is_said(changes, named, cross_encoder, t
     assert [f"code of {named}" in each for each in told] == ([] if named is None else [True])
 
 
-def test_finished_run_is_not_trained_again(tmp_path):
+def test_a_finished_run_is_not_trained_again(tmp_path):
     args = TrainingArgs(epochs=2, checkpoint=tmp_path, learning_rates={"": 0.1})
     figures = iter([0.5, 0.1])
     first = Toy()
@@ -217,7 +217,7 @@ def test_finished_run_is_not_trained_again(tmp_path):
     "changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"save_steps": 1}]
 )
 @pytest.mark.parametrize(("first", "then"), [({"max_steps": 4}, {"max_steps": 8}), ({"epochs": 1}, {"epochs": 3})])
-def test_extended_training_ends_with_the_same_weights(changes, first, then, cross_encoder, tmp_path):
+def test_an_extended_training_ends_with_the_same_weights(changes, first, then, cross_encoder, tmp_path):
     """Under a schedule that does not depend on the length, with dropout, in the middle and at the end of an epoch."""
     args = replace(RECIPE, schedule="constant", warmup=0.0, **changes)
     whole = make("MaxP", cross_encoder, training=replace(args, **then)).fit(RUN, JUDGED)
@@ -274,7 +274,7 @@ def test_a_resumed_training_says_at_which_step_it_begins(stopped, capsys):
         ("MaxP", {"data": (RUN, JUDGED, RUN, JUDGED)}),
     ],
 )
-def test_state_of_another_model(name, changes, cross_encoder, plain_encoder, tmp_path):
+def test_the_state_of_another_model_is_refused(name, changes, cross_encoder, plain_encoder, tmp_path):
     args = replace(RECIPE, epochs=1, checkpoint=tmp_path)
     make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
     before, changes = (tmp_path / STATE_FILE).read_bytes(), dict(changes)
