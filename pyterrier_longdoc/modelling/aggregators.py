@@ -1,7 +1,7 @@
-"""Transformers that read vectors instead of words: PARADE's aggregators and LATEIR's interaction.
+"""Transformers over vectors instead of words: PARADE's aggregators and LATEIR's interaction.
 
-Shapes: B sequences, n vectors of one part, S vectors of the longest sequence, E width of the vectors that the
-transformer reads, A width of its states.
+Shapes: B sequences, n vectors of one part, S vectors of the longest sequence, E width of the input
+vectors, A width of the states.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .backbones.alibi import AlibiBert
 from .backbones.architectures import InputRules
 from .backbones.load import build_backbone, load_encoder, values_of
 
-# With these, positions and segments are added in `embeddings` and nowhere else.
+# These add positions and segments only in `embeddings`.
 _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 
 
 @dataclass(eq=False)
 class VectorTransformer:
-    """A transformer without its table of word embeddings, which nothing reads."""
+    """A transformer without its word embeddings, which are not used."""
 
     model: Any  # the transformer, without pooler and head
     special_embeddings: torch.Tensor | None  # `(2, E)` word embeddings of `[CLS]` and `[SEP]`, if it has them
-    max_vectors: int | None  # the longest sequence; None where nothing limits it
+    max_vectors: int | None  # the longest sequence; None without a limit
     width: int  # E
 
     @property
@@ -37,12 +37,12 @@ class VectorTransformer:
         return int(self.model.config.hidden_size)
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able configuration from which `vector_transformer` makes the same modules."""
+        """Return a JSON-able configuration from which `vector_transformer` creates the same modules."""
         return values_of(self.model.config)
 
 
 def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
-    """Load a checkpoint's layers, or make the modules of a configuration with random weights."""
+    """Load a checkpoint's layers, or create those of a configuration with random weights."""
     if isinstance(source, dict):
         backbone = build_backbone({"config": source, "cross_encoder": False}, None)
     else:
@@ -62,7 +62,7 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
 def random_transformer(
     width: int, layers: int, attention_heads: int, max_vectors: int, dropout: float
 ) -> VectorTransformer:
-    """Make BERT layers with random weights over vectors of this width."""
+    """Create BERT layers with random weights over vectors of this width."""
     config = BertConfig(
         vocab_size=1,
         hidden_size=width,
@@ -94,7 +94,7 @@ def without_positions(model: Any) -> Any:
 
 
 def projection(width: int, output_width: int) -> nn.Module:
-    """Return a linear layer from one width to another; the identity where they are the same."""
+    """Return a linear layer from one width to another; the identity if they are equal."""
     if width == output_width:
         return nn.Identity()
     layer = nn.Linear(width, output_width)
@@ -110,14 +110,14 @@ def random_vector(width: int) -> nn.Parameter:
 class Part(NamedTuple):
     """Some of the vectors of a sequence."""
 
-    vectors: torch.Tensor  # `(B, n, E)`, or `(E,)` one for all
+    vectors: torch.Tensor  # `(B, n, E)`, or one `(E,)` for all
     mask: torch.Tensor  # `(B, n)` bool, or `(B, 1)`
-    segment: int  # the segment of all of them
-    fixed: bool = False  # whether padding keeps its place, as in the papers' fixed input layout
+    segment: int  # the segment of all vectors
+    fixed: bool = False  # whether padding stays in place, as in the papers' fixed input layout
 
 
 def join(parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Put the real vectors of all parts one after the other.
+    """Concatenate the real vectors of all parts.
 
     Padding leaves no gap, unless it is the same in any batch: positions must not depend on the batch. Returns
     `(B, S, E)` vectors, a `(B, S)` mask and `(B, S)` segments.

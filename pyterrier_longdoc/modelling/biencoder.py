@@ -37,10 +37,10 @@ SIMILARITIES = ("cosine", "dot")
 
 
 class SpreadReader(SeparateReader):
-    """Gives inputs that are short enough the positions `0, step, 2 step, ...` (E5-4K).
+    """Gives sufficiently short inputs the positions `0, step, 2 step, ...` (E5-4K).
 
-    The number of tokens of an input decides, special ones included. Differs from the LongEmbed code, where the longest
-    input of a batch decides, so that a short text's embedding depends on its batch.
+    This depends on an input's number of tokens, special ones included. Differs from the LongEmbed code, where it
+    depends on the longest input of a batch, so that a short text's embedding depends on its batch.
     """
 
     def __init__(self, backbone: Backbone, settings: Settings, step: int, **options: Any) -> None:
@@ -65,15 +65,15 @@ class SpreadReader(SeparateReader):
 
 
 class EmbeddingEncoder(WindowEncoder):
-    """Embeds queries and windows separately, each distinct one once while it is remembered.
+    """Embeds queries and windows separately, each distinct one once while it is cached.
 
     Args:
-        shared: the loaded encoder with its remembered embeddings, which are forgotten when its weights change.
+        shared: the loaded encoder with its cached embeddings, which are discarded when its weights change.
         pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for that of
-            the checkpoint, else `"mean"`.
-        similarity: `"cosine"` or `"dot"`; None for that of the checkpoint, else cosine.
-        query_prefix: put before every query; None for that of the checkpoint.
-        passage_prefix: put before every window; None for that of the checkpoint.
+            the checkpoint, or `"mean"` without one.
+        similarity: `"cosine"` or `"dot"`; None for that of the checkpoint, or cosine without one.
+        query_prefix: the text before every query; None for that of the checkpoint.
+        passage_prefix: the text before every window; None for that of the checkpoint.
         position_step: the distance between positions of short inputs; see `SpreadReader`.
     """
 
@@ -127,7 +127,7 @@ class EmbeddingEncoder(WindowEncoder):
         return SpreadReader(self.origin, settings, self.position_step, **options)
 
     def room(self, length: int) -> int:
-        """Return the most tokens of a window in inputs of this length, as far as the backbone takes it."""
+        """Return the maximum number of tokens of a window in inputs of this length, within the backbone's limit."""
         specials, _ = specials_of_text(self.origin, self.prefixes[1])
         return max(1, min(length, self.origin.longest_input or sys.maxsize) - len(specials))
 
@@ -154,7 +154,7 @@ class EmbeddingEncoder(WindowEncoder):
         return replace(documents, query=QueryStates(queries.unsqueeze(1), mask))
 
     def embed(self, inputs: Sequence[Any], coverage: Coverage | None, side: str) -> torch.Tensor:
-        """Return `(V, H)` fp32 embeddings of V queries or windows; remembered ones are not encoded again."""
+        """Return `(V, H)` fp32 embeddings of V queries or windows; cached ones are not encoded again."""
         unique, numbers = distinct(inputs)
 
         def embed(new: list[int]) -> np.ndarray:
@@ -202,7 +202,7 @@ class Similarity(nn.Module):
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
         """Return `(B, N)` float64 similarities; NaN where there is no window."""
-        # Row by row: a matrix product's rounding may depend on what else is in the matrix.
+        # Row by row, because a matrix product's rounding may depend on its other rows.
         scores = (encoded.cls * encoded.query.states).sum(-1, dtype=torch.float64)
         return scores.masked_fill(~encoded.mask, torch.nan)
 
@@ -210,17 +210,17 @@ class Similarity(nn.Module):
         """Return None: there is no attention over windows."""
 
     def check_windows(self, windows: int, query: int = 0) -> None:
-        """Accept any number."""
+        """Accept any number of windows."""
 
 
 class SharedEncoder:
-    """A loaded encoder with its remembered embeddings; this package never trains it.
+    """A loaded encoder with its cached embeddings; this package never trains it.
 
     Attributes:
         backbone: the encoder.
-        settings: how a checkpoint of sentence-transformers embeds.
-        after: its model without the encoder, from the tokens' states to the embedding; None for a plain encoder.
-        of_queries: the encoder of queries; None if it is the same.
+        settings: how the checkpoint embeds texts.
+        after: the model without the encoder, from the tokens' states to the embedding; None for a plain encoder.
+        of_queries: the encoder of queries; None if it is the same encoder.
     """
 
     def __init__(
@@ -236,12 +236,12 @@ class SharedEncoder:
         self._transformer = transformer
 
     def forget_if_changed(self, encoder: nn.Module) -> None:
-        """Forget the embeddings if the weights that made them have changed."""
+        """Discard the embeddings if the weights have changed since."""
         if self._weights.changed(encoder, contents=True):
             self.cache.clear()
 
     def prompt_length(self, prompt: str) -> int | None:
-        """Return how many tokens of an input a prompt and what stands before it take; None if that does not matter."""
+        """Return the number of tokens of a prompt and of what precedes it; None if it does not matter."""
         if not prompt or self._transformer is None:
             return None
         return int(self._transformer.preprocess(["a"], prompt=prompt)["prompt_length"])
@@ -253,9 +253,9 @@ _LOADED: weakref.WeakValueDictionary[tuple[Any, ...], SharedEncoder] = weakref.W
 def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> SharedEncoder:
     """Return the encoder of this name, loaded once for all transformers that use it on a device at the same time.
 
-    Bi-encoders with several aggregations, and selectors of windows, then embed each text once. Every device has weights
-    of its own: a model that moves would take along those of the others. A folder whose files have changed is loaded
-    anew.
+    Bi-encoders with several aggregations, and selectors of windows, then embed each text once. Every device has
+    separate weights: a model that moves would also move those of the others. A folder whose files have changed is
+    loaded again.
     """
     name = encoder_folder(name)
     if device.type == "cuda" and device.index is None:
@@ -269,15 +269,15 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a checkpoint embeds texts, besides its modules.
+    """The settings with which a checkpoint embeds texts, besides its modules.
 
     Attributes:
-        similarity: `"cosine"`, `"dot"`, or one that `BiEncoder` does not have; None if no file names it.
-        query_prefix: put before queries.
-        passage_prefix: put before passages.
-        truncate_dim: how many numbers of an embedding count; None for all.
-        query_length: most tokens of a query, special ones included; None if no file tells.
-        document_length: most tokens of a passage, special ones included; None if no file tells.
+        similarity: `"cosine"`, `"dot"`, or one that `BiEncoder` does not support; None if no file names it.
+        query_prefix: the text before queries.
+        passage_prefix: the text before passages.
+        truncate_dim: the number of features of an embedding that are used; None for all.
+        query_length: the maximum number of tokens of a query, special ones included; None if no file states it.
+        document_length: the maximum number of tokens of a passage, special ones included; None if no file states it.
     """
 
     similarity: str | None = None
@@ -330,14 +330,14 @@ def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
 
 
 def _shared(name: str, model: Any, module: Any, path: str, *, trust_remote_code: bool) -> SharedEncoder:
-    """Return the encoder of a Transformer with what a model does after it; ValueError for what cannot be applied."""
+    """Return the encoder of a Transformer with the modules after it; ValueError for what cannot be applied."""
     backbone = encoder_of(name, module, path, trust_remote_code=trust_remote_code)
     if module.query_expansion is not None:
         raise ValueError(
             f"checkpoint {name!r} has query_expansion={module.query_expansion!r}, which only MaxSim supports"
         )
     general, longest = read_json(name, "config_sentence_transformers.json") or {}, module.max_seq_length
-    # The library adds prompts "query" and "document", both empty, to a file without: they would hide the others.
+    # The library adds empty prompts "query" and "document" if a file has none: they would hide the others.
     prompts = general.get("prompts") or {}
     default = prompts.get(general.get("default_prompt_name"))
     settings = EmbeddingSettings(

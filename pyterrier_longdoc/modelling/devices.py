@@ -10,17 +10,17 @@ from torch import nn
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 FASTEST = "fastest"
-"""The value of `dtype=` that asks for the precision in which a device is fastest."""
+"""The value of `dtype=` for the precision in which a device is fastest."""
 
 DTYPES = (*_PRECISIONS, FASTEST)
-"""The values of `dtype=`, besides None."""
+"""The values of `dtype=` other than None."""
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """Return the named device; for None a GPU if there is one, else the CPU.
+    """Return the named device; for None, a GPU if there is one, else the CPU.
 
-    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is this GPU. ValueError
-    for a GPU where torch has none.
+    If several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is this GPU. ValueError
+    for a GPU if torch has none.
     """
     if device is None and torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -34,7 +34,7 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
-    """Return the named precision; for None, bfloat16 on a GPU that has it, else float32; `"fastest"` on a CPU, too."""
+    """Return the named precision; for None, bfloat16 on a GPU that has it, else float32; `"fastest"` also on a CPU."""
     if dtype == FASTEST or (dtype is None and device.type != "cpu"):
         return torch.bfloat16 if has_bfloat16(device) else torch.float32
     return _PRECISIONS[dtype or "float32"]
@@ -46,10 +46,10 @@ def current_dtype(device: torch.device) -> torch.dtype:
 
 
 def in_own_memory(model: nn.Module) -> None:
-    """Copy weights on the CPU to memory of their own, one after the other, so that only one is in memory twice.
+    """Copy weights on the CPU to separate memory, one after the other, so that only one is in memory twice.
 
     transformers and safetensors leave them in the mapped file: they change if it is overwritten, and at addresses that
-    are not multiples of 64 bytes matrix products may be computed in another order.
+    are not multiples of 64 bytes, matrix products may be computed in another order.
     """
     for tensor in (*model.parameters(), *model.buffers()):  # each once, so that tied weights stay tied
         if tensor.device.type == "cpu":
@@ -57,12 +57,12 @@ def in_own_memory(model: nn.Module) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a precision, as models take it."""
+    """Return the name of a precision, as in `dtype=`."""
     return str(dtype).removeprefix("torch.")
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Tell whether a device multiplies matrices in bfloat16 by its own instructions: emulation is slow."""
+    """Return whether a device has instructions for matrix products in bfloat16: emulation is slow."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # torch before 2.5 lacks these functions.

@@ -1,10 +1,10 @@
 """Models that encode queries and windows separately, so that the states of a window serve all queries.
 
-PARADE-LATEIR (Boytsov et al. 2025, appendix, "Miscellaneous models"): a second, smaller transformer lets the states of
+PARADE-LATEIR (Boytsov et al. 2025, appendix, "Miscellaneous models"): in a second, smaller transformer the states of
 query and window interact, and PARADE's transformer head aggregates the vectors of the windows.
 
 Shapes: B documents, N windows, V windows of all documents, T tokens of one text with its special tokens, E width of
-the remembered states, I width of the interaction.
+the cached states, I width of the interaction.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
 """The interaction transformer of Boytsov et al. 2025."""
 
 _SPECIALS = 4
-"""Vectors of an interaction that are neither the query's nor the window's: `c`, and `s` three times."""
+"""Vectors of an interaction that are neither the query's nor the window's: `c`, and three times `s`."""
 
 
 class SeparateEncoder(WindowEncoder):
-    """Base of the encoders that read queries and windows separately; in inference they remember the states.
+    """Base of the encoders that read queries and windows separately; in inference, they cache the states.
 
-    Remembered states are wrong after a change of weights: whoever scores calls `refresh` first, which forgets them.
+    Cached states are wrong after a change of weights: before scoring, `refresh` must be called, which discards them.
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
@@ -47,12 +47,12 @@ class SeparateEncoder(WindowEncoder):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.cache = EmbeddingCache()
-        self.fingerprint = ""  # of the weights, once somebody has asked for it
+        self.fingerprint = ""  # of the weights, computed when it is needed
         self._weights = WeightsWatch()
 
     @property
     def projection(self) -> nn.Module:
-        """The layer that states go through before they are remembered."""
+        """The layer that states go through before they are cached."""
         return nn.Identity()
 
     def refresh(self) -> None:
@@ -65,19 +65,19 @@ class SeparateEncoder(WindowEncoder):
             self.fingerprint = ""
 
     def states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str = "document") -> list[torch.Tensor]:
-        """Return V tensors `(T, E)` in fp32, the states of V inputs; equal ones are encoded once.
+        """Return V tensors `(T, E)` in fp32, the states of V inputs; equal inputs are encoded once.
 
         Args:
             inputs: V inputs.
-            coverage: counts what is computed.
-            side: `"query"` or `"document"`, what the inputs are, for encoders that treat the two differently.
+            coverage: counts the computed tokens.
+            side: `"query"` or `"document"`, the kind of inputs, for encoders that treat the two differently.
         """
         unique, numbers = distinct(inputs)
         if torch.is_grad_enabled():
             self._weights.forget()  # a training step may follow
             made = self.make_states(unique, coverage, side)
         else:
-            # Runs, at whose start `refresh` has read all weights, score in inference mode.
+            # Runs score in inference mode, after `refresh` has compared all weights at their start.
             self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
             setting = side, current_dtype(self.device), self.runtime.name, self.training
 
@@ -89,15 +89,15 @@ class SeparateEncoder(WindowEncoder):
         return [made[number] for number in numbers]
 
     def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
-        """Return the states of distinct inputs, computed with a setting; `make` makes those not remembered."""
+        """Return the states of distinct inputs, computed with a setting; `make` computes those not cached."""
         return self.cache.get_or_compute([(setting, key) for key in keys], make)
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
-        """Return the `(T, E)` states of each input, in fp32, as they are remembered."""
+        """Return the `(T, E)` states of each input, in fp32, as they are cached."""
         return [self.projection(state).float() for state in self.token_states(inputs, coverage)]
 
     def batch_by_length(self, lengths: Sequence[int], make: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
-        """Return `(V, E)` vectors of V inputs; `make` gets the numbers of inputs, in batches of like length."""
+        """Return `(V, E)` vectors of V inputs; `make` gets the indices of inputs, in batches of similar length."""
         order = by_length(lengths)
         vectors = torch.cat([make(rows) for rows in self.divide([lengths[i] for i in order], order)])
         return vectors[torch.tensor(order, device=vectors.device).argsort()]
@@ -115,12 +115,12 @@ class LateBackbone(Backbone):
         return self.interaction.output_width
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description from which `build_late_backbone` makes the same modules."""
+        """Return a JSON-able description from which `build_late_backbone` creates the same modules."""
         return {**super().describe(), "interaction": self.interaction.describe()}
 
 
 def load_late_backbone(name: str, interaction: str, *, trust_remote_code: bool = False) -> LateBackbone:
-    """Load both transformers; from cross-encoders only their layers."""
+    """Load both transformers; from cross-encoders, only their layers."""
     return _late_backbone(load_encoder(name, trust_remote_code=trust_remote_code), vector_transformer(interaction))
 
 
@@ -136,10 +136,10 @@ def _late_backbone(backbone: Backbone, interaction: VectorTransformer) -> LateBa
 
 
 class Interaction(nn.Module):
-    """One vector per window: a transformer over `[c, s, query's states, s, window's states, s]`, read at `c`.
+    """One vector per window: the state at `c` of a transformer over `[c, s, query's states, s, window's states, s]`.
 
-    The states include those of special tokens, as in Boytsov et al. 2025. In the papers' fixed input layout padding of
-    query and window keeps its place, as in their code.
+    The states include those of special tokens, as in Boytsov et al. 2025. In the papers' fixed input layout, the
+    padding of query and window stays in place, as in their code.
     """
 
     def __init__(self, hidden_size: int, transformer: VectorTransformer) -> None:
@@ -158,7 +158,7 @@ class Interaction(nn.Module):
 
 
 class LateReader(SeparateReader):
-    """Reads a window with an empty query, and a query likewise, as in Boytsov et al. 2025; both fit one interaction."""
+    """Reads windows and queries, each with an empty query, as in Boytsov et al. 2025; both fit one interaction."""
 
     follows_layout = True
 
@@ -202,7 +202,7 @@ class LateReader(SeparateReader):
         return Part(vectors, real, 0, self.sizes[side] > 0)
 
     def part_size(self, states: int, side: int) -> int:
-        """Return how many vectors `part` makes of so many states."""
+        """Return the number of vectors that `part` returns for this number of states."""
         specials = len((self.query_specials, self.specials)[side])
         return max(1, specials + max(states - specials, self.sizes[side]))
 
@@ -228,7 +228,7 @@ class LateInteractionEncoder(SeparateEncoder):
         return self.interaction.project
 
     def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
-        """Encode windows; their vectors are the only states."""
+        """Encode windows as one vector each; there are no other states."""
         reader, counts = self.reader, [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")
         windows = self.states([one for pair in pairs for one in pair.windows], coverage)

@@ -1,9 +1,10 @@
 """Late interaction over long documents: vectors of all windows' tokens, and each query token's maxima over them.
 
-ColBERT (Khattab & Zaharia 2020, section 3) compares a query with the tokens of one passage. Here a document's windows
-are encoded apart, and the vectors of their tokens are one set. They serve every query; overlaps do a maximum no harm.
+ColBERT (Khattab & Zaharia 2020, section 3) compares a query with the tokens of one passage. Here, a document's windows
+are encoded separately, and the vectors of their tokens form one set, which serves all queries. Overlaps do not change
+a maximum.
 
-Shapes: P pairs, N windows, Q query vectors, T vectors of a window, E their width.
+Shapes: P pairs, N windows, Q query vectors, T vectors of a window, E width of a vector.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from .tokens import Span
 from .weights import fingerprint, seeded
 
 STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
-"""Keeps the vectors of windows of the run in this thread on disk in fp16, and rounds new ones, so that it makes no
-difference which were stored before; None keeps them in memory alone, in fp32."""
+"""Stores the vectors of windows of this thread's run on disk in fp16, and rounds new ones, so that it does not matter
+which were stored before; None keeps them only in memory, in fp32."""
 
 
 @dataclass(eq=False)
 class TokenBackbone(Backbone):
-    """An encoder, a projection, and how tokens get vectors."""
+    """An encoder, a projection, and the rules by which tokens get vectors."""
 
     vectors: TokenVectors = field(kw_only=True)
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description from which `build_token_backbone` makes the same modules."""
+        """Return a JSON-able description from which `build_token_backbone` creates the same modules."""
         description = super().describe()
         return {**description, "options": {**description["options"], "vectors": asdict(self.vectors)}}
 
@@ -63,11 +64,11 @@ def build_token_backbone(description: dict[str, Any], tokenizer: Any) -> TokenBa
 
 
 DIMENSIONS = 128
-"""Width of a new projection: ColBERT's (Khattab & Zaharia 2020, section 4)."""
+"""The output width of a new projection: ColBERT's (Khattab & Zaharia 2020, section 4)."""
 
 
 def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False) -> TokenBackbone:
-    """Load a late-interaction checkpoint, or an encoder with a projection that is random by seed."""
+    """Load a late-interaction checkpoint, or an encoder with a random projection that depends on the seed."""
     name = reachable(encoder_folder(name))
     if kind_of(name) == "MultiVectorEncoder":
         name = local_folder(name)
@@ -89,9 +90,9 @@ def load_token_backbone(name: str, *, seed: int, trust_remote_code: bool = False
 
 
 def token_vectors_of(name: str, model: Any, backbone: Backbone) -> tuple[TokenVectors, RepresentationSteps]:
-    """Return how a model of sentence-transformers makes vectors of tokens, and its projection.
+    """Return how a sentence-transformers model computes vectors of tokens, and its projection.
 
-    ValueError for modules and settings that `TokenVectors` does not have.
+    ValueError for modules and settings that `TokenVectors` does not support.
     """
     transformer, *modules = model
     tokenizer, longest = backbone.tokenizer, transformer.max_seq_length
@@ -128,7 +129,7 @@ def token_vectors_of(name: str, model: Any, backbone: Backbone) -> tuple[TokenVe
                 f"Dense, MultiVectorMask (without keep_only_token_ids), Normalize and HierarchicalTokenPooling over "
                 f"{TOKENS!r}, in this order"
             )
-    # Tokens that are not attended to count only where this module says so.
+    # Tokens that are not attended to only count with this module.
     if expansion["attend"] or any(type(module).__name__ == "MultiVectorMask" for module in modules):
         filler = expansion.get("token") or tokenizer.mask_token or tokenizer.eos_token
         settings["expand_to"] = expansion["length"]
@@ -138,7 +139,7 @@ def token_vectors_of(name: str, model: Any, backbone: Backbone) -> tuple[TokenVe
 
 
 def _ids(tokenizer: Any, words: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of words that are one token each; the others would stand for all unknown words."""
+    """Return the ids of words that are one token each; others would have the id of all unknown words."""
     ids = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
     unknown = (None, tokenizer.unk_token_id)
     return tuple(sorted(i for word, i in ids.items() if i not in unknown or word == tokenizer.unk_token))
@@ -149,14 +150,14 @@ class Compared(Encoded):
     """Documents after the comparison: `cls (P, N, Q)` has each query vector's maximum in each window.
 
     Attributes:
-        places: `(P, N, Q)` in which vector of the window each maximum is.
+        places: `(P, N, Q)`, the index of the window's vector with each maximum.
     """
 
     places: torch.Tensor = field(kw_only=True)
 
 
 class MaxSimReader(SeparateReader):
-    """Fills up short queries."""
+    """Also expands short queries."""
 
     def __init__(self, backbone: Backbone, settings: Settings, how: TokenVectors) -> None:
         self.how = how
@@ -175,7 +176,7 @@ class MaxSimEncoder(SeparateEncoder):
     """Encodes queries and windows separately, and finds each query token's maximum in every window.
 
     Attributes:
-        token_pooling: how many tokens of a window share a vector; None for what the checkpoint says.
+        token_pooling: the number of tokens of a window that share a vector; None for the checkpoint's.
     """
 
     token_pooling: float | None = None
@@ -193,7 +194,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     @property
     def how(self) -> TokenVectors:
-        """How tokens get vectors, the user's pooling included."""
+        """The rules by which tokens get vectors, with the user's pooling."""
         how, factor = self.vectors_of, self.token_pooling
         if not factor:
             return how
@@ -207,7 +208,7 @@ class MaxSimEncoder(SeparateEncoder):
         return MaxSimStart(start.final, start.cls_embedding, start.sep_embedding, trained=self.vectors_of.trained)
 
     def reads_like(self, other: Any) -> bool:
-        """See the base class: markers, queries' filling and tokens without vectors are those of the training."""
+        """See the base class: markers, query expansion and tokens without vectors must be those of the training."""
         return replace(self.vectors_of, trained=other.vectors_of.trained) == other.vectors_of
 
     # Vectors.
@@ -223,7 +224,7 @@ class MaxSimEncoder(SeparateEncoder):
         if not self.fingerprint:
             self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
         weights = self.fingerprint, values_of(self.backbone.config), self.projection.description
-        # Sorted, as a saved model's settings come back in the order of their names.
+        # Sorted, because a saved model's settings are loaded in the order of their names.
         made_by = json.dumps([repr(setting), self.device.type, *weights], sort_keys=True, default=str)
         digest = blake2b(made_by.encode(), digest_size=16).digest()
 
@@ -254,7 +255,7 @@ class MaxSimEncoder(SeparateEncoder):
     # Explanation.
 
     def explain(self, pairs: Sequence[Inputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
-        """Return for each pair each query token, the characters of its maximum, and its part in the score."""
+        """Return for each pair its query tokens, the characters of their maxima, and their parts in the score."""
         windows = head.token_windows(encoded)  # (P, Q)
         explanations: list[dict[str, Any]] = []
         for i, pair in enumerate(pairs):
@@ -271,9 +272,9 @@ class MaxSimEncoder(SeparateEncoder):
         return explanations
 
     def _characters(self, pair: Inputs, n: int, vector: int) -> Span:
-        """Return the characters of a vector of a pair's window; those of the window if its tokens are pooled.
+        """Return the characters of a vector of a pair's window, or those of the window if its tokens are pooled.
 
-        Special tokens, those of titles, and pooled ones of a window of several blocks have none: they stand before the
+        Special tokens, those of titles, and pooled ones of a window of several blocks have an empty span before the
         window's first character.
         """
         text, span, window = pair.text, pair.spans[n], pair.windows[n]
@@ -281,14 +282,14 @@ class MaxSimEncoder(SeparateEncoder):
         if self.how.pooling > 1:
             return (start, start) if more else (start, end)
         place = int(self.vectors_of.kept(window, "document").nonzero()[0][vector])
-        token = span[1] - (window.content[1] - place)  # titles stand before the window
+        token = span[1] - (window.content[1] - place)  # titles come before the window
         return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)
 
 
 def _maxima(query: torch.Tensor, windows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `(N, Q)` maximum of each query vector in each window of a document, and in which vector it is.
+    """Return the `(N, Q)` maximum of each query vector in each window of a document, and its vector's index.
 
-    Each pair is a product of its own: in a larger one rounding might depend on the other pairs.
+    Each pair is a separate product: in a larger one, rounding might depend on the other pairs.
     """
     products = torch.cat(windows) @ query.T  # (all windows' T, Q)
     maxima, places = zip(*(window.max(0) for window in products.split(list(map(len, windows)))), strict=True)

@@ -1,4 +1,4 @@
-"""The encoder of TKL: contextualises word embeddings in windows with a little overlap, and matches them.
+"""The encoder of TKL: contextualises word embeddings in slightly overlapping windows, and matches them.
 
 S. Hofstätter, H. Zamani, B. Mitra, N. Craswell, A. Hanbury, "Local Self-Attention over Long Text for Efficient Document
 Retrieval", SIGIR 2020, as in their published code (matchmaker, `sigir20_tkl.py` and `tkl.yaml`).
@@ -24,7 +24,7 @@ from .readers import SeparateReader, Specials
 from .word_vectors import WordBackbone, build_word_backbone
 
 FIRST_POSITION = 500
-"""The first position of document tokens; that of query tokens is 0, so that the two differ (the published code)."""
+"""The first position of document tokens; that of query tokens is 0, so that they differ (as in the published code)."""
 
 
 class Context(NamedTuple):
@@ -47,10 +47,10 @@ class TKLEncoder(WindowEncoder):
     """`x = m e + (1 - m) transformer(e + position)` of each token's word embedding `e`, in queries and in windows.
 
     The transformer sees a window and `overlap` tokens on either side; `m` is learned and starts at 0.5. If windows are
-    selected, those that are read next to each other are neighbours.
+    selected, successive selected ones are neighbours.
 
-    Differs from the published code: the last tokens of a document have their own window (there up to four tokens of the
-    longest document of a batch are neighbours alone), and positions are sinusoids, for queries of any length (there
+    Differs from the published code: a document's last tokens have their own window (there, up to four tokens of the
+    longest document of a batch are only neighbours), and positions are sinusoids, for queries of any length (there,
     they are trained, for at most 30 tokens).
     """
 
@@ -105,7 +105,7 @@ class TKLEncoder(WindowEncoder):
         return Encoded(no_vectors.cls, no_vectors.mask, matches, QueryStates(query, query_mask))
 
     def _joined(self, texts: Sequence[Sequence[Context]], coverage: Coverage | None) -> list[torch.Tensor]:
-        """Return the states of the tokens of P texts, each the sequence of its contexts; equal texts share theirs."""
+        """Return the token states of P texts, each given as its sequence of contexts; equal texts share theirs."""
         keys = [b"|".join(part.ids.tobytes() for part in parts) for parts in texts]
         distinct = dict(zip(keys, texts, strict=True))
         states = iter(self.states([part for parts in distinct.values() for part in parts], coverage))

@@ -18,19 +18,20 @@ from .inputs import Input
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """How a checkpoint turns texts into vectors of tokens; JSON-able.
+    """The rules by which a checkpoint turns texts into vectors of tokens; JSON-able.
 
     Attributes:
-        query_prefix, document_prefix: marker token or prompt before every query, or document.
-        query_length, document_length: most tokens, special ones included; None if only the backbone limits them.
-        expand_to, expand_with: queries of fewer tokens are filled up to this number, with the token of this id.
-        attends: whether the encoder attends to these tokens.
-        skipped: ids of tokens that have no vector.
-        skips_in: `"query"` and `"document"`: where these are skipped.
+        query_prefix, document_prefix: the marker token or prompt before every query or document.
+        query_length, document_length: the maximum number of tokens, special ones included; None if only the backbone
+            limits them.
+        expand_to, expand_with: queries of fewer tokens are expanded to this number with the token of this id.
+        attends: whether the encoder attends to the added tokens.
+        skipped: the ids of tokens without a vector.
+        skips_in: `"query"` and `"document"`: where they are skipped.
         normalize: whether vectors have length 1.
-        mean: whether the score is the mean over the query's tokens in place of the sum.
-        pooling, protected: how many tokens of a document share a vector, except so many at its beginning.
-        pooling_normalizes: whether pooled vectors get length 1 again.
+        mean: whether the score is the mean over the query's tokens instead of the sum.
+        pooling, protected: how many tokens of a document share a vector, and how many at its beginning do not.
+        pooling_normalizes: whether pooled vectors are normalized again.
         trained: whether the projection is the checkpoint's.
     """
 
@@ -52,11 +53,11 @@ class TokenVectors:
 
     def __post_init__(self) -> None:
         sides = (self.skips_in,) if isinstance(self.skips_in, str) else tuple(self.skips_in)
-        object.__setattr__(self, "skips_in", sides)  # JSON has no tuples
+        object.__setattr__(self, "skips_in", sides)  # JSON does not have tuples
         object.__setattr__(self, "skipped", tuple(self.skipped))
 
     def expanded(self, query: Input) -> Input:
-        """Return a query that is filled up if it is short."""
+        """Return the query, expanded if it is short."""
         missing = self.expand_to - len(query)
         if missing <= 0:
             return query
@@ -66,16 +67,16 @@ class TokenVectors:
         return replace(query, ids=ids, types=types, mask=mask)
 
     def kept(self, one: Input, side: str) -> np.ndarray:
-        """Return `(T,)` bool, whether a token of a query or of a window, which `side` tells, has a vector."""
+        """Return `(T,)` bool, whether each token of a query or window (`side`) has a vector."""
         every = np.ones(len(one), dtype=bool)
         if side not in self.skips_in:
             return every
         kept = ~np.isin(one.ids, self.skipped)
-        # An input of nothing but such tokens keeps them: every text has a score.
+        # An input of only such tokens keeps them, so that every text has a score.
         return kept if kept.any() else every
 
     def finish(self, vectors: torch.Tensor, side: str) -> torch.Tensor:
-        """Return the projected states `(T, E)` of an input as vectors that are compared."""
+        """Return the projected states `(T, E)` of an input as vectors for the comparison."""
         if self.normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
         if side == "query":

@@ -1,4 +1,4 @@
-"""Tables of word embeddings in place of a backbone, from a checkpoint or from a text file of vectors (GloVe)."""
+"""Tables of word embeddings instead of a backbone, from a checkpoint or from a text file of vectors (GloVe)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .backbones.load import Backbone, load_encoder
 PAD, UNKNOWN = "[PAD]", "[UNK]"
 
 FILES = (".txt", ".vec", ".gz", ".zip")
-"""Endings of files with vectors, from GloVe and fastText; no model on the hub has such a name."""
+"""Suffixes of files with vectors, from GloVe and fastText; no model on the hub has such a name."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class WordConfig:
 
 
 class WordTable(nn.Module):
-    """A table of word embeddings in place of an encoder."""
+    """A table of word embeddings instead of an encoder."""
 
     def __init__(self, config: WordConfig) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class WordBackbone(Backbone):
     """A table of word embeddings and its tokenizer; texts are read without special tokens."""
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description from which `build_word_backbone` makes the same modules."""
+        """Return a JSON-able description from which `build_word_backbone` creates the same modules."""
         return {"words": asdict(self.model.config)}
 
 
@@ -74,7 +74,7 @@ def load_word_backbone(
     feed_forward: int,
     trust_remote_code: bool = False,
 ) -> WordBackbone:
-    """Load word embeddings from a text file of vectors or from an encoder; for the rest see `WordConfig`."""
+    """Load word embeddings from a text file of vectors or from an encoder; for the other arguments see `WordConfig`."""
     if Path(name).is_file() or Path(name).suffix in FILES:
         words, vectors = read_vectors(Path(name))
         tokenizer = word_tokenizer(words)
@@ -100,10 +100,10 @@ def _with_table(config: WordConfig, tokenizer: Any) -> WordBackbone:
 def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
     """Read word embeddings in the text format of GloVe, or of word2vec, whose first line holds two sizes.
 
-    A line is a word and its numbers, separated by spaces. If a word has two lines, the first one counts.
+    A line is a word and its numbers, separated by spaces. If a word has two lines, the first one is used.
 
     Returns:
-        The words, first padding and the unknown word, and `(words, H)` fp32 vectors, with zeros for these two: the
+        The words, starting with padding and the unknown word, and `(words, H)` fp32 vectors, zeros for these two: the
         neighbours of an unknown word give it a context.
     """
     number_of = {PAD: 0, UNKNOWN: 1}
@@ -127,7 +127,7 @@ def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines with vectors, and their numbers."""
-    # Words may hold characters that Python would read as line ends.
+    # Words may contain characters that Python would take for line ends.
     with path.open(encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file, 1):
             text = line.rstrip(" \r\n")

@@ -19,8 +19,8 @@ _WORD = re.compile(SPACED_WORD)
 class Words:
     """Splits texts at white space; in scripts without spaces each character is a word.
 
-    It has the parts of a fast Hugging Face tokenizer that this package uses. The id of a word is a checksum, so that
-    equal words have equal ids.
+    It has the methods of a fast Hugging Face tokenizer that this package uses. The id of a word is a checksum: equal
+    words have equal ids.
 
     Example:
         >>> Words()(["A cat, 猫猫."], return_offsets_mapping=True)["offset_mapping"]
@@ -42,5 +42,5 @@ class Words:
         return {"input_ids": ids, "offset_mapping": [[match.span() for match in row] for row in matches]}
 
     def num_special_tokens_to_add(self, *, pair: bool) -> int:
-        """Return 0: whoever reads the words puts them in."""
+        """Return 0: the scorer adds its own."""
         return 0

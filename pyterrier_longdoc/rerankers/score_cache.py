@@ -1,4 +1,4 @@
-"""Scores on disk: a second run reads the scores of the first, and an interrupted run goes on where it was."""
+"""Scores on disk: a second run reads the scores of the first, and an interrupted run can be continued."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..common.warnings import warn_once
 from ..modelling.model import Model
 
 CACHE_FORMAT = 4
-"""Part of every key; raise it when scores of the same weights and texts change."""
+"""Part of every key; increase it when scores of the same weights and texts change."""
 
 
 def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts: Sequence[Text], bar: Any) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
-    The file holds hashes, no texts; several processes may use it. The coverage counts stored pairs, too; the bar does
-    not. A reranker with code of a user gets no stored scores.
+    The file contains hashes, no texts; several processes can use it. The coverage also counts stored pairs; the bar
+    does not. Scores of a reranker with a user's code are not stored.
     """
     path = reranker.score_cache
     try:
@@ -35,14 +35,14 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     except UserCodeError as error:
         warn_once(reranker, f"score_cache={str(path)!r} is not used: {error}.", UserWarning)
         return model.score(queries, texts, bar=bar)
-    # Entries of the cache hold the account, too.
+    # Entries of the cache also contain the account of what was read.
     account = model.settings.windows_argument, model.settings.max_windows
     store, keys = Store(path), keys_of_pairs(digest([scored_by, account]), queries, texts)
     entries: dict[Key, tuple[float, Reading]] = store.get_many(dict.fromkeys(keys), _read)
     new = [row for row, key in enumerate(keys) if key not in entries]
 
     def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
-        if np.isfinite(scores).all():  # else the run ends with an error
+        if np.isfinite(scores).all():  # otherwise the run ends with an error
             places = [keys[new[group[0]]] for group in rows]
             block: dict[Key, Any] = dict(zip(places, zip(scores.tolist(), readings, strict=True), strict=True))
             store.put_many({key: _stored(*entry) for key, entry in block.items()})
@@ -66,20 +66,20 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
 
 
 def _stored(score: float, reading: Reading) -> list[Any]:
-    """Return a score and its row without the query for the file; the cut is left out where there is none."""
+    """Return a score and its row without the query for the file; the truncation is omitted if there is none."""
     counts = [reading.tokens, reading.tokens_read, reading.windows, reading.query_tokens, reading.query_tokens_read]
     cut = [reading.query_cut_by, dict(reading.cut)] if reading.query_cut_by or reading.cut else []
     return [score, *counts, *cut]
 
 
 def _read(entry: list[Any]) -> tuple[float, Reading]:
-    """Return what `_stored` has stored."""
+    """Return a score and its row from an entry of `_stored`."""
     score, *reading = entry
     return float(score), Reading("", *reading)
 
 
 def keys_of_pairs(scored_by: str, queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:
-    """Return for each row the key of its score."""
+    """Return the key of each row's score."""
     base = blake2b(f"{CACHE_FORMAT} {scored_by}".encode(), digest_size=16)
     keys = []
     for query, text in zip(queries, texts, strict=True):

@@ -1,4 +1,4 @@
-"""Inputs that some architectures need besides token ids and a mask, so that no score depends on its batch.
+"""Requirements of some architectures besides token ids and a mask, so that no score depends on its batch.
 
 Shapes: V inputs of a pass, T tokens.
 """
