@@ -1,7 +1,7 @@
 """Transformers over vectors instead of words: PARADE's aggregators and LATEIR's interaction.
 
-Shapes: B sequences, n vectors of one part, S vectors of the longest sequence, E width of the input
-vectors, A width of the states.
+Shapes: B sequences, n vectors of one part, S vectors of the longest sequence, E width of the input vectors,
+A width of the states.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Models that encode queries and windows separately, so that the states of a window serve all queries.
 
-PARADE-LATEIR (Boytsov et al. 2025, appendix, "Miscellaneous models"): in a second, smaller transformer the states of
+PARADE-LATEIR (Boytsov et al. 2025, appendix, "Miscellaneous models"): in a second, smaller transformer, the states of
 query and window interact, and PARADE's transformer head aggregates the vectors of the windows.
 
 Shapes: B documents, N windows, V windows of all documents, T tokens of one text with its special tokens, E width of

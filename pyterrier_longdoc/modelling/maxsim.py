@@ -129,7 +129,7 @@ def token_vectors_of(name: str, model: Any, backbone: Backbone) -> tuple[TokenVe
                 f"Dense, MultiVectorMask (without keep_only_token_ids), Normalize and HierarchicalTokenPooling over "
                 f"{TOKENS!r}, in this order"
             )
-    # Tokens that are not attended to only count with this module.
+    # Tokens that are not attended to count only with this module.
     if expansion["attend"] or any(type(module).__name__ == "MultiVectorMask" for module in modules):
         filler = expansion.get("token") or tokenizer.mask_token or tokenizer.eos_token
         settings["expand_to"] = expansion["length"]

@@ -19,7 +19,7 @@ _WORD = re.compile(SPACED_WORD)
 class Words:
     """Splits texts at white space; in scripts without spaces each character is a word.
 
-    It has the methods of a fast Hugging Face tokenizer that this package uses. The id of a word is a checksum: equal
+    It has the parts of a fast Hugging Face tokenizer that this package uses. The id of a word is a checksum: equal
     words have equal ids.
 
     Example:

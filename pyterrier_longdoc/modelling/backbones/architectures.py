@@ -81,7 +81,7 @@ class InputRules:
         return length
 
     def cost(self, length: int) -> int:
-        """Return as how many tokens an input of `length` tokens counts towards the limit of a pass."""
+        """Return the number of tokens that an input of `length` tokens counts as in the limit of a pass."""
         return self.padded(length)
 
     def longest(self, positions: int) -> int:
@@ -94,7 +94,7 @@ class InputRules:
 
     @contextmanager
     def pass_context(self, model: Any, length: int) -> Iterator[None]:
-        """Prepare the model for a pass of padded length `length`, and restore it afterwards."""
+        """Prepare the model for a pass of padded length `length`, and clean up afterwards."""
         yield
 
 
