@@ -77,7 +77,7 @@ def test_wrong_input_is_refused_by_name(results, qrels, bins, name):
         ld.reliability(results, qrels, bins=bins)
 
 
-def test_the_plot_shows_relevance_by_probability_beside_the_diagonal():
+def test_the_plot_shows_relevance_by_probability_and_the_diagonal():
     pytest.importorskip("matplotlib")
     ax = ld.reliability(*frame([0.05, 0.15, 0.95], [0, 1, 1], ["1", "1", "2"])).plot()
     assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0, 1], [0.05, 0.15, 0.95]]

@@ -13,7 +13,7 @@ import torch
 
 
 @pytest.mark.slow
-def test_the_script_for_a_gpu(tmp_path):
+def test_the_script_for_a_gpu_writes_speed_and_correlation_of_each_model(tmp_path):
     script, told = Path(__file__).with_name("gpu.py"), tmp_path / "gpu.json"
     command = [sys.executable, str(script), "--device", "cpu", "--tiny", "--skip-tests", "--out", str(told)]
     pytest.importorskip("sentence_transformers")

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_published_figures_stand_beside_computed_ones(tmp_path):
+def test_the_script_shows_published_and_computed_figures(tmp_path):
     pytest.importorskip("pyterrier_pisa")
     script = Path(__file__).with_name("published_row.py")
     command = [sys.executable, str(script), "firstp-e5-4k", "maxp", "--stand-in"]

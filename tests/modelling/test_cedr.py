@@ -178,7 +178,7 @@ FORMULAS = {"cedr-knrm": knrm, "cedr-pacrr": pacrr, "cedr-drmm": drmm, "model1":
 
 
 @pytest.mark.parametrize("name", TOKEN_HEADS)
-def test_formulas(name):
+def test_scores_of_token_heads_equal_their_formulas(name):
     batch = encoded() if name == "model1" else cosines_from(encoded())
     torch.manual_seed(0)
     head = build_head(name, H, channels=CHANNELS).eval()
@@ -194,7 +194,7 @@ def test_formulas(name):
             ngram.weight.data.abs_().neg_()
 
 
-def test_translation_in_numpy():
+def test_translation_probabilities_equal_those_computed_in_numpy():
     torch.manual_seed(0)
     head = build_head("model1", 24, projection=6, units=8)
     for parameter in head.parameters():
@@ -222,7 +222,7 @@ def test_an_empty_document_has_the_background_probability(backbone):
     assert scorer.score([QUERY, ""], ["", "a cat"]).scores == pytest.approx([4 * np.log(0.2 * 1e-3), 0.0], rel=1e-5)
 
 
-def test_self_translation(backbone):
+def test_self_translation_gives_equal_words_a_fixed_probability(backbone):
     plain, given = scorer_of(backbone, "model1"), scorer_of(backbone, "model1", options={"self_translation": 0.3})
     given.load_state_dict(plain.state_dict())
     text = "the cat in the snow"
@@ -233,7 +233,7 @@ def test_self_translation(backbone):
 
 
 @pytest.mark.parametrize("name", ["cedr-knrm", "cedr-drmm", "model1"])
-def test_term_scores_add_up(backbone, name):
+def test_term_scores_add_up_to_the_score(backbone, name):
     scorer = scorer_of(backbone, name)
     scores, explanations = scorers.explained(scorer, QUERIES, TEXTS)
     rest = np.zeros(len(scores))

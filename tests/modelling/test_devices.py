@@ -41,7 +41,7 @@ def computed(monkeypatch) -> list[str]:
 
 @pytest.mark.usefixtures("fast_bfloat16")
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
-def test_the_fastest_precision(name, results, computed):
+def test_fastest_uses_bfloat16_where_it_is_fast(name, results, computed):
     forget_embeddings()
     model = make(name, dtype="fastest")
     low = scores(model, results)
@@ -59,14 +59,14 @@ def test_the_fastest_precision(name, results, computed):
 
 
 @pytest.mark.usefixtures("fast_bfloat16")
-def test_training_stays_in_its_own_precision(computed):
+def test_training_uses_float32_with_dtype_fastest(computed):
     scorer = make("MaxP", dtype="fastest").model
     scorer(["old dog"], ["the cat"]).sum().backward()
     assert set(computed) == {"float32"}
 
 
 @pytest.mark.parametrize("flag", ["_is_amx_tile_supported", "_is_avx512_bf16_supported"])
-def test_bfloat16_is_announced_once_where_nobody_has_named_it(flag, results, monkeypatch):
+def test_bfloat16_chosen_by_fastest_causes_a_warning_once(flag, results, monkeypatch):
     for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda name=name: name == flag)
     for name in ("MaxP", "BiEncoder-max"):
@@ -79,7 +79,7 @@ def test_bfloat16_is_announced_once_where_nobody_has_named_it(flag, results, mon
                 model(results)
 
 
-def test_the_rule(monkeypatch):
+def test_the_precision_depends_on_device_and_dtype(monkeypatch):
     native = {"cpu": True, "cuda": True, "mps": False}
     monkeypatch.setattr(devices, "has_bfloat16", lambda device: native[device.type])
     chosen = {
@@ -92,7 +92,7 @@ def test_the_rule(monkeypatch):
     assert devices.resolve_dtype("float32", torch.device("cuda")) == torch.float32
 
 
-def test_devices(monkeypatch):
+def test_the_default_device_is_the_gpu_of_the_process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.resolve_device(None) == torch.device("cuda")

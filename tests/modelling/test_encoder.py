@@ -119,7 +119,7 @@ def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride, ce
     assert max(cells) <= 500
 
 
-def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
+def test_memory_use_is_proportional_to_the_tokens(backbone, monkeypatch):
     """Peak of numpy and Python objects for one long document beside short ones, all of them cut into sentences."""
 
     encoder, query = WindowEncoder(backbone).eval(), np.array([5], dtype=np.int32)
@@ -160,7 +160,7 @@ def test_query_states_are_those_of_the_first_window(labels, batch_size):
             assert (encoded.query.states[i, len(states) :] == 0).all()
 
 
-def test_padding_with_known_numbers():
+def test_coverage_counts_computed_tokens_and_padding():
     model = make("MaxP", stride=20)
     frame = tiny.frame(["old dog"], ["the cat and dog", " ".join(tiny.WORDS[:10]), " ".join(tiny.WORDS[:45])])
     model(frame)

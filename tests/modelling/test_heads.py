@@ -136,7 +136,7 @@ def head(name):
     return make(name)
 
 
-def test_batch_mates_and_padding_do_not_matter(head):
+def test_scores_do_not_depend_on_other_documents_or_padding(head):
     batch = encoded()
     scores = head(batch)
     assert scores.shape == (4,)
@@ -147,7 +147,7 @@ def test_batch_mates_and_padding_do_not_matter(head):
         torch.testing.assert_close(head(encoded(windows=8, garbage=garbage)), scores, **CLOSE)
 
 
-def test_the_order_of_windows(head, name):
+def test_only_ordered_heads_depend_on_the_order_of_windows(head, name):
     batch = encoded((5, 3))
     there = head(batch)
     back = torch.cat([head(only(batch, i, order)) for i, order in enumerate(([3, 4, 0, 1, 2], [2, 1, 0]))])
@@ -241,13 +241,13 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize(("name", "options"), FORMULAS)
-def test_formulas(name, options):
+def test_scores_of_heads_equal_their_formulas(name, options):
     head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
     expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
     assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_soft_maximum_lies_between_mean_and_maximum_whatever_the_number_of_windows():
+def test_the_soft_maximum_lies_between_mean_and_maximum():
     batch, heads = encoded((6, 1, 3, 2)), {t: make("softmaxp", temperature=t) for t in (1e-3, 1.0, 1e4)}
     for head in heads.values():
         head.load_state_dict(make("maxp").state_dict())
@@ -275,7 +275,7 @@ def test_the_soft_maximum_of_a_large_temperature_is_the_mean(temperature):
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("aggregator", [None, tiny.AGGREGATOR], ids=["random", "narrower"])
 @pytest.mark.parametrize("separators", [True, False])
-def test_formulas_with_projections_and_query_states(separate, aggregator, separators):
+def test_transformer_heads_with_projections_and_query_states_equal_their_formulas(separate, aggregator, separators):
     options = {"aggregator": aggregator, "separators": separators}
     head, batch = make("parade-transformer-query", separate_projection=separate, **options), encoded((6, 1, 3, 2))
     plain = make("parade-transformer", **options)
@@ -300,7 +300,7 @@ def test_attention_starts_as_the_average(name):
     torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
 
 
-def test_transformer_attention_heads():
+def test_the_number_of_attention_heads_depends_on_the_hidden_size():
     numbers = {24: 12, 32: 8, 20: 10, 7: 7, 13: 1, 768: 12, 384: 12}
     with torch.device("meta"):
         for hidden_size, expected in numbers.items():
@@ -310,7 +310,7 @@ def test_transformer_attention_heads():
         build_head("parade-transformer", H, attention_heads=5)
 
 
-def test_aggregator_starts_as_its_checkpoint(tmp_path):
+def test_the_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
     folder = tiny.checkpoint(tmp_path, hidden_size=16)
     reference = AutoModel.from_pretrained(folder)
     words = reference.get_input_embeddings().weight
@@ -339,7 +339,7 @@ def test_aggregator_starts_as_its_checkpoint(tmp_path):
         (tiny.checkpoint, "nystromformer", "nystromformer"),
     ],
 )
-def test_checkpoints_that_cannot_aggregate(save, family, kind, tmp_path):
+def test_checkpoints_that_cannot_aggregate_are_refused(save, family, kind, tmp_path):
     """The first state of a language model has seen nothing; the others need words, or let padding in."""
     with pytest.raises(ValueError, match=kind):
         build_head("parade-transformer", H, aggregator=save(tmp_path, family))
@@ -393,7 +393,7 @@ def other_value(name, option, default):
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in ALL for option in head_options(name)])
-def test_no_option_is_without_effect(name, option):
+def test_every_option_of_a_head_has_an_effect(name, option):
     def outcome(**options):
         torch.manual_seed(0)
         head = build_head(name, H, channels=CHANNELS, **options).train()
@@ -407,7 +407,7 @@ def test_no_option_is_without_effect(name, option):
     assert outcome() != outcome(**{option: value})
 
 
-def test_names_and_options_that_do_not_exist():
+def test_unknown_names_and_options_of_heads_are_refused():
     with pytest.raises(ValueError, match="minp"):
         build_head("minp", H)
     with pytest.raises(TypeError, match="weights"):
@@ -415,7 +415,7 @@ def test_names_and_options_that_do_not_exist():
 
 
 @pytest.mark.parametrize(("query", "separators", "room"), [(0, True, 9), (0, False, 11), (3, True, 5), (3, False, 8)])
-def test_transformer_with_too_many_windows(query, separators, room):
+def test_a_transformer_head_refuses_more_windows_than_positions(query, separators, room):
     name = "parade-transformer-query" if query else "parade-transformer"
     head = make(name, max_positions=12, separators=separators)
     batch = encoded((room, 1))
@@ -495,17 +495,17 @@ def is_untrained(model):
 
 
 @pytest.mark.parametrize("head", [GatedHead, MoreThanAttentionHead])
-def test_a_weight_of_a_heads_own_is_untrained_on_a_cross_encoder(head):
+def test_an_additional_weight_of_a_custom_head_is_untrained_on_a_cross_encoder(head):
     assert is_untrained(gated(head, tiny.encoder()))
 
 
 @pytest.mark.parametrize("head", [GatedHead, MoreThanAttentionHead])
-def test_a_weight_of_a_heads_own_is_untrained_after_start_from(head):
+def test_an_additional_weight_of_a_custom_head_is_untrained_after_start_from(head):
     assert is_untrained(gated(head, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)))
 
 
 @pytest.mark.parametrize("head", [NeutralHead, OtherForwardHead])
-def test_a_head_whose_warm_start_sets_all_its_weights_is_silent(head):
+def test_a_custom_head_that_sets_all_weights_in_warm_start_causes_no_warning(head):
     model = gated(head, tiny.encoder())
     assert not is_untrained(model)
     assert not is_untrained(gated(head, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)))
@@ -531,6 +531,6 @@ def test_a_saved_model_with_an_untrained_weight_is_untrained_when_loaded(tmp_pat
     assert is_untrained(Gated.load(tmp_path, device="cpu"))
 
 
-def test_training_makes_a_heads_own_weights_trained():
+def test_training_makes_the_additional_weights_of_a_custom_head_trained():
     model = gated(GatedHead, tiny.encoder(), training=ld.TrainingArgs(max_steps=1, queries_per_step=1))
     assert not is_untrained(model.fit(tiny.results(), QRELS))

@@ -39,7 +39,7 @@ def states(folder: str, text: str, *, segment: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("text", ["the cat in the rain", LONG, ""])
-def test_formula_of_late_interaction(cross_encoder, text):
+def test_scores_of_late_interaction_equal_the_formula(cross_encoder, text):
     scorer = make("LateIR").model
     interaction, head = scorer.encoder.interaction, scorer.head
     c, s = array(interaction.cls_vector), array(interaction.sep_vector)
@@ -88,7 +88,7 @@ def test_a_small_memory_gives_the_same_scores(name, encoded):
 
 @BOTH
 @pytest.mark.parametrize("way", ["score", "forward", "all in inference mode"])
-def test_other_weights_forget(name, way):
+def test_changed_weights_invalidate_cached_vectors(name, way):
     """Also where torch does not count the writes, and where nothing that is made in inference mode has a count."""
 
     def score(model) -> np.ndarray:
@@ -105,7 +105,7 @@ def test_other_weights_forget(name, way):
     assert not np.isclose(before, after, **CLOSE).any()
 
 
-def test_copies_remember_nothing(results):
+def test_copies_have_an_empty_cache_and_the_same_scores(results):
     model = make("LateIR")
     expected = scores(model, results)
     # Two queries, the long text's 13 windows, of which two are equal, and two short texts.
@@ -126,7 +126,7 @@ def test_gradients_reach_every_parameter(name):
     assert without == set()
 
 
-def test_fixed_layout():
+def test_the_padded_layout_gives_the_same_scores_in_any_batch():
     fixed = make("LateIR", layout="padded").model
     queries, texts = ["old dog", "snow in the city"], [LONG, "a short dog"]
     alone = [fixed.score([q], [t]).scores[0] for q, t in zip(queries, texts, strict=True)]

@@ -43,7 +43,7 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
         (lambda: ld.LateIR(**ONE), "layout='shared'"),
     ],
 )
-def test_what_does_not_go_together(make_bad, name):
+def test_contradictory_arguments_of_a_layout_are_refused_by_name(make_bad, name):
     with pytest.raises(ValueError, match=name):
         make_bad()
 
@@ -89,7 +89,7 @@ SHARED = pd.DataFrame(
 
 
 @pytest.mark.parametrize("kind", ["jina", "mosaic", "llama", "bert"])
-def test_inputs_of_a_shared_budget(kind, tmp_path):
+def test_inputs_of_the_shared_layout_equal_those_of_the_tokenizer(kind, tmp_path):
     """Token for token those of `tokenizer(query, text, truncation="longest_first", max_length=3 + 4 + 13)`."""
     if kind == "bert":
         model = make("FirstP", tiny.encoder(), layout="shared", window_size=13, max_query_len=4)
@@ -107,7 +107,7 @@ def test_inputs_of_a_shared_budget(kind, tmp_path):
             assert inputs["token_type_ids"].tolist() == expected["token_type_ids"]
 
 
-def test_what_was_cut_of_a_shared_budget(tmp_path):
+def test_coverage_counts_truncation_in_the_shared_layout(tmp_path):
     """Of 17 tokens; a text counts once for each of its queries, a query if it was cut for one of its texts."""
     long, short = text_of(40), text_of(3)
     frame = tiny.frame([text_of(2), text_of(30), text_of(15)], [long, short])
@@ -126,7 +126,7 @@ def test_what_was_cut_of_a_shared_budget(tmp_path):
 
 
 @pytest.mark.parametrize(("query", "text"), [("old dog", text_of(20)), (text_of(6), text_of(3)), ("a", "")])
-def test_longformer_as_the_model_numbers_positions_itself(query, text, tmp_path):
+def test_the_padded_layout_has_the_positions_of_longformer_in_hugging_face(query, text, tmp_path):
     """Hugging Face's Longformer, given the padded input alone, skips padding as the layout does."""
     folder = tiny.cased(tiny_long.encoder(tmp_path, "longformer", labels=1))
     reference = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()

@@ -72,7 +72,7 @@ def change(file: Path, **values) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_of_the_library_that_wrote_a_checkpoint(name):
+def test_checkpoints_have_the_scores_of_the_library_that_wrote_them(name):
     stored = json.loads((FOLDER / name / "scores.json").read_text(encoding="utf-8"))
     model = ld.MaxSim(str(FOLDER / name), dtype="float32", device="cpu")
     found = scores(model, frame(stored["queries"], stored["texts"]))
@@ -98,7 +98,7 @@ def test_scores_of_sentence_transformers_without_a_module(name, kind, tmp_path):
     np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(QUERIES, texts)), expected, **CLOSE)
 
 
-def test_the_older_name_of_attention_to_an_expansion_counts(tmp_path):
+def test_the_older_name_of_attend_to_expansion_tokens_is_read(tmp_path):
     folder = copy_of(str(FOLDER / "pylate-bert"), tmp_path)
     file = folder / "config_sentence_transformers.json"
     settings = json.loads(file.read_text())
@@ -120,13 +120,13 @@ def test_the_longest_input_of_the_tokenizer_is_that_of_the_checkpoint(tmp_path):
     assert model.model.reader.windows.largest == 14 - model.model.reader.special_tokens()
 
 
-def test_fixtures_are_of_three_libraries_and_small():
+def test_the_fixtures_come_from_three_libraries_and_are_small():
     libraries = {json.loads((FOLDER / n / "scores.json").read_text(encoding="utf-8"))["library"] for n in NAMES}
     assert {library.split()[0] for library in libraries} == {"sentence-transformers", "pylate", "colbert-ai"}
     assert all(sum(f.stat().st_size for f in (FOLDER / n).rglob("*") if f.is_file()) <= 200_000 for n in NAMES)
 
 
-def test_the_script_that_wrote_the_fixtures_still_does(tmp_path):
+def test_the_script_still_writes_checkpoints_like_the_fixtures(tmp_path):
     written = {kind: Path(getattr(script, kind)(str(tmp_path / kind))) for kind in ("bert", "modernbert")}
     for name in NAMES:
         old, new = FOLDER / name, written[json.loads((FOLDER / name / "config.json").read_text())["model_type"]]
@@ -179,7 +179,7 @@ def test_windows_are_as_long_as_the_checkpoint_says():
     assert ld.MaxSim(tiny.encoder(None)).model.reader.windows.largest == 128 - 2
 
 
-def test_a_longer_query_is_cut_where_the_checkpoint_cuts_it_and_that_is_told():
+def test_a_query_longer_than_the_checkpoint_allows_is_truncated_with_a_warning():
     model = ld.MaxSim(STANFORD)
     with pytest.warns(ld.TruncationWarning, match="maximum query length of 13"):
         model(frame([" ".join(tiny.WORDS)], ["a dog"]))
@@ -290,7 +290,7 @@ def test_any_text_has_a_score(folder):
         assert all(0 <= start <= end <= len(row.text) for _, start, end, _ in row.term_places)
 
 
-def test_what_is_skipped_has_no_vector():
+def test_skipped_tokens_have_no_vector():
     model = ld.MaxSim(STANFORD).model
     skipped = model.encoder.vectors_of.skipped
     assert len(skipped) == 32
@@ -334,7 +334,7 @@ def test_a_query_and_a_text_of_the_same_words_have_their_own_vectors(tmp_path):
     assert scores(ld.MaxSim(folder), frame([text], [text])).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_memory_keeps_its_bound():
+def test_the_vector_cache_in_memory_keeps_its_limit():
     model = ld.MaxSim(PLAIN, window_size=20, cached_bytes=4000)
     expected = scores(ld.MaxSim(PLAIN, window_size=20), frame(QUERIES, [LONG, LONG[10:], LONG[20:]]))
     np.testing.assert_allclose(scores(model, frame(QUERIES, [LONG, LONG[10:], LONG[20:]])), expected, **CLOSE)
@@ -391,7 +391,7 @@ def test_two_threads_with_one_file_have_the_scores_of_one(tmp_path, monkeypatch)
         np.testing.assert_allclose(found, alone, rtol=0, atol=1e-6)
 
 
-def test_the_store_keeps_its_bound_and_drops_the_oldest(tmp_path):
+def test_the_vector_cache_on_disk_keeps_its_limit_and_drops_the_oldest(tmp_path):
     store = ArrayStore(tmp_path / "vectors", 3000)
     made = []
 
@@ -416,7 +416,7 @@ def test_the_store_keeps_its_bound_and_drops_the_oldest(tmp_path):
     assert len(too_large) == 0
 
 
-def test_a_file_that_is_no_store_is_named(tmp_path):
+def test_a_file_that_is_not_a_vector_cache_is_named(tmp_path):
     (tmp_path / "text").write_text("no database " * 100)
     with pytest.raises(ValueError, match="text"):
         ld.MaxSim(PLAIN, vector_cache=tmp_path / "text")(frame(QUERIES, [LONG]))
@@ -483,7 +483,7 @@ def test_pooling_of_a_checkpoint_can_be_switched_off():
 # Explanations.
 
 
-def test_places_of_the_maxima():
+def test_term_places_are_the_positions_of_the_maxima():
     text = "the cat in the rain. a dog by the river, and snow on the old tree"
     model, reference_model = ld.MaxSim(PLAIN, window_size=12, explain=True), reference(PLAIN)
     row = model(frame(["old dog"], [text])).iloc[0]
@@ -502,7 +502,7 @@ def test_places_of_the_maxima():
         assert row.window_spans[best][0] <= start <= end <= row.window_spans[best][1]
 
 
-def test_the_place_of_a_token_is_the_token():
+def test_the_place_of_a_query_token_is_its_best_match():
     # Without context: the vectors of the embedding layer alone.
     model = ld.MaxSim(PLAIN, explain=True, window_size=50)
     weights = model.model.encoder.backbone
@@ -525,7 +525,7 @@ def ld_places(model, query: str, text: str) -> dict[str, str]:
     return {token: text[start:end] for token, start, end, _ in row.term_places}
 
 
-def test_pooled_tokens_stand_in_their_window():
+def test_the_place_of_a_pooled_token_is_its_window():
     row = ld.MaxSim(POOLED, window_size=30, explain=True)(frame(["old dog"], [LONG])).iloc[0]
     assert {(start, end) for _, start, end, _ in row.term_places} <= set(row.window_spans)
 
@@ -538,7 +538,7 @@ def test_pooled_tokens_of_several_blocks_have_no_place():
     assert all(start == end for _, start, end, _ in row.term_places)
 
 
-def test_the_best_window_alone_counts_with_max():
+def test_only_the_best_window_counts_with_max():
     row = ld.MaxSim(PLAIN, window_size=20, aggregation="max", explain=True)(frame(["old dog"], [LONG])).iloc[0]
     assert row.score == pytest.approx(max(row.window_scores), abs=1e-6)
     assert sum(part for *_, part in row.term_places) == pytest.approx(row.score, abs=1e-5)
@@ -591,7 +591,7 @@ def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path, encoded):
     assert sum(encoded) == len(QUERIES)  # all windows are in the file
 
 
-def test_lora_and_gradients_of_a_checkpoint(results):
+def test_lora_trains_attention_and_projection_of_a_checkpoint(results):
     pytest.importorskip("peft")
     recipe = ld.TrainingArgs(
         max_steps=2, queries_per_step=2, negatives=1, lora=ld.Lora(rank=2), learning_rates={"": 1e-2}
@@ -615,7 +615,7 @@ def test_validation_leaves_the_vector_cache_alone(plain_encoder, results, tmp_pa
     assert (tmp_path / "vectors").exists()
 
 
-def test_start_from(plain_encoder, results):
+def test_start_from_takes_over_the_weights_that_both_models_have(plain_encoder, results):
     recipe = ld.TrainingArgs(max_steps=2, queries_per_step=2, negatives=1, learning_rates={"": 1e-2})
     trained = ld.MaxSim(plain_encoder, window_size=20, training=recipe).fit(results, QRELS)
     other = ld.MaxSim(plain_encoder, window_size=20).start_from(trained)
@@ -637,7 +637,7 @@ def test_start_from(plain_encoder, results):
 # As a selector.
 
 
-def test_it_selects_the_windows_that_it_scores_best(cross_encoder, tmp_path, encoded):
+def test_maxsim_windows_selects_the_windows_with_the_best_scores(cross_encoder, tmp_path, encoded):
     selecting = ld.MaxSim(PLAIN)
     rows = frame(QUERIES, [LONG])
     windows = {"window_size": 10, "stride": 10, "explain": True}
@@ -659,19 +659,19 @@ def test_it_selects_the_windows_that_it_scores_best(cross_encoder, tmp_path, enc
     assert "khattab-2020-colbert" in chosen.cited()
 
 
-def test_other_models_are_no_such_selectors(cross_encoder):
+def test_maxsim_windows_refuses_other_models(cross_encoder):
     with pytest.raises(ValueError, match="MaxSim"):
         ld.MaxSimWindows(2, ld.MaxP(cross_encoder))
 
 
-def test_it_reads_preselected_windows():
+def test_maxsim_reads_preselected_windows():
     rows = frame(QUERIES, [LONG])
     part = ld.MaxSim(PLAIN, window_size=10, preselect=ld.BM25Windows(2), explain=True)(rows)
     assert all(len(spans) == 2 for spans in part["window_spans"])
     assert (part["score"] <= ld.MaxSim(PLAIN, window_size=10)(rows)["score"] + 1e-6).all()
 
 
-def test_show_marks_the_places():
+def test_show_marks_the_best_matches():
     results = ld.MaxSim(PLAIN, window_size=20, explain=True)(frame(["old dog"], [LONG]))
     page = ld.show(results)._repr_html_()
     row = results.iloc[0]
@@ -705,14 +705,14 @@ def test_documents_longer_than_the_encoder_reads_are_read_in_windows_that_fit(tm
         assert model.coverage.share_read == 1.0
 
 
-def test_weights_for_other_markers_must_be_trained():
+def test_weights_taken_over_for_other_markers_are_untrained():
     model = ld.MaxSim(PLAIN).start_from(ld.MaxSim(PLAIN))
     assert model.model.ready
     folder = str(FOLDER / "st-fixed")
     assert not ld.MaxSim(folder).start_from(ld.MaxSim(STANFORD)).model.ready
 
 
-def test_lower_case_that_the_tokenizer_does_not_make_is_made(tmp_path):
+def test_do_lower_case_is_applied_with_a_cased_tokenizer(tmp_path):
     folder, query, texts = copy_of(PLAIN, tmp_path), ["Old DOG"], ["A Cat", "the RED fish"]
     tiny.cased(str(folder))
     change(folder / "sentence_bert_config.json", do_lower_case=True)
@@ -720,7 +720,7 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_made(tmp_path):
     np.testing.assert_allclose(scores(ld.MaxSim(str(folder)), frame(query, texts)), expected, **CLOSE)
 
 
-def test_arguments_with_which_a_checkpoint_is_loaded_count(tmp_path):
+def test_loading_arguments_in_a_checkpoint_are_used(tmp_path):
     folder, texts = copy_of(PLAIN, tmp_path), ["the cat", "a red fish"]
     change(folder / "sentence_bert_config.json", config_args={"num_hidden_layers": 1})
     expected = theirs(reference(str(folder)), QUERIES, texts)
@@ -755,11 +755,11 @@ def test_a_saved_model_is_loaded_without_the_library_of_its_checkpoint(tmp_path,
         ld.MaxSim(PLAIN)(rows)
 
 
-def test_one_task_may_be_a_word():
+def test_skips_in_may_be_a_string():
     assert TokenVectors(skips_in="query").skips_in == ("query",)
 
 
-def test_the_file_is_for_scores_of_this_class_alone(tmp_path):
+def test_only_transform_uses_rounded_vectors_of_the_cache(tmp_path):
     rows = frame(QUERIES, [LONG])
     model = ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
     rounded = scores(model, rows)
@@ -771,6 +771,6 @@ def test_the_file_is_for_scores_of_this_class_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_late_interaction_checkpoint_for_pairs_names_maxsim(name, caplog):
+def test_a_late_interaction_checkpoint_in_a_cross_encoder_is_logged(name, caplog):
     ld.MaxP(FOLDER / name, window_size=20, stride=10, max_query_len=8).model  # noqa: B018 - loads it
     assert "late-interaction model" in caplog.text

@@ -74,7 +74,7 @@ def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypa
         scorer(QUERIES[:2], TEXTS[:2])
 
 
-def test_no_thread_has_the_fingerprint_of_weights_that_are_no_more(roberta, monkeypatch):
+def test_concurrent_threads_get_the_fingerprint_of_the_current_weights(roberta, monkeypatch):
     scorer = make(roberta)
     old = scorer.fingerprint()
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_no_thread_has_the_fingerprint_of_weights_that_are_no_more(roberta, monk
     assert len(set(found)) == 1
 
 
-def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
+def test_scores_do_not_depend_on_the_size_of_blocks(backbone, monkeypatch):
     scorer = make(backbone)
     queries, texts = QUERIES * 2, TEXTS + TEXTS[::-1]
     expected = scorer.score(queries, texts)
@@ -111,7 +111,7 @@ def test_the_id_of_padding_does_not_matter(request, model, layout):
         np.testing.assert_allclose(scores(scorer), expected, **CLOSE)
 
 
-def test_a_document_budget_is_the_text_cut_after_that_many_tokens(backbone):
+def test_max_doc_len_truncates_a_text_after_that_many_tokens(backbone):
     whole = scores(make(backbone), ["old dog"], [text_of(95)])
     for max_doc_len in (1, 20, 21, 50, 94):
         expected = scores(make(backbone), ["old dog"], [text_of(max_doc_len)])
@@ -121,7 +121,7 @@ def test_a_document_budget_is_the_text_cut_after_that_many_tokens(backbone):
         assert np.array_equal(scores(make(backbone, max_doc_len=max_doc_len), ["old dog"], [text_of(95)]), whole)
 
 
-def test_nothing_in_nothing_out(backbone):
+def test_no_pairs_give_no_scores(backbone):
     scorer = make(backbone)
     assert scorer([], []).tolist() == []
     scored = scorer.score([], [], explain=True)
@@ -132,7 +132,7 @@ def test_nothing_in_nothing_out(backbone):
     assert coverage.lost == {}
 
 
-def test_modes_are_restored(backbone):
+def test_scoring_restores_the_training_mode_of_each_module(backbone):
     scorer = make(backbone)
     expected = scores(scorer)
     scorer.train()
@@ -156,7 +156,7 @@ def test_bars_count_the_characters_of_every_row(backbone):
         assert bar.n == bar.total == sum(map(len, texts))
 
 
-def test_coverage(backbone):
+def test_coverage_counts_documents_windows_queries_and_tokens(backbone):
     # Windows of 20 by 10, three at most: tokens 0-40.
     windows = SlidingWindows(20, 10, max_windows=3)
     scorer = make(backbone, windows=windows, windows_argument="max_windows=3", max_query_len=3)
@@ -211,7 +211,7 @@ LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "presel
         ({}, text_of(8), text_of(95), {}),
     ],
 )
-def test_what_is_cut_is_told_by_argument(backbone, arguments, query, text, cut):
+def test_coverage_names_the_argument_that_causes_truncation(backbone, arguments, query, text, cut):
     scorer = make(backbone, **arguments)
     coverage = scorer.score([query] * 2, [text] * 2).coverage
     assert coverage.cut == cut
@@ -253,7 +253,7 @@ def test_equal_texts_with_other_titles_are_other_texts(backbone):
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("windows", [SLIDING, pytest.param(SlidingWords(15, 10), marks=pytest.mark.slow)])
-def test_explanations(backbone, head, windows):
+def test_explanations_have_spans_scores_and_weights_of_each_window(backbone, head, windows):
     scorer = make(backbone, head, windows, max_doc_len=60)
     single = make(backbone, head, Truncate(60))
     queries, texts = [*QUERIES, "old dog"], [text.replace("city", "city.") for text in [*TEXTS, TEXTS[0]]]

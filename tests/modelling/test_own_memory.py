@@ -22,17 +22,17 @@ pytestmark = QUIET
 
 
 @pytest.mark.parametrize("name", CROSS_ENCODERS)
-def test_weights_of_every_model(name):
+def test_weights_of_every_model_are_in_their_own_memory(name):
     assert misplaced(make(name, device="cpu").model) == []
 
 
 @pytest.mark.parametrize("kind", tiny_long.LONG)
-def test_weights_of_every_kind_of_checkpoint(kind, tmp_path):
+def test_weights_of_every_kind_of_checkpoint_are_in_their_own_memory(kind, tmp_path):
     template = {"template": "plain"} if "llama" in kind or "qwen3" in kind else {}
     assert misplaced(ld.LongP(tiny_long.make(kind, tmp_path), device="cpu", **template).model) == []
 
 
-def test_weights_of_an_encoder_of_single_texts(plain_encoder):
+def test_weights_of_a_shared_encoder_are_in_their_own_memory(plain_encoder):
     assert misplaced(shared_encoder(plain_encoder, torch.device("cpu")).backbone.model) == []
 
 

@@ -39,7 +39,7 @@ def lengths(monkeypatch) -> type[ld.MaxP]:
     return LengthsP
 
 
-def test_what_an_encoder_explains_is_a_column(lengths, cross_encoder, results):
+def test_explanations_of_a_custom_encoder_become_columns(lengths, cross_encoder, results):
     out = lengths(cross_encoder, explain=True, **READING)(results)
     assert [len(row) for row in out["window_lengths"]] == [len(row) for row in out["window_scores"]]
 
@@ -50,7 +50,7 @@ def test_a_later_model_leaves_an_encoders_column_out(lengths, cross_encoder, res
 
 
 @pytest.mark.parametrize("found", [[], [{"lengths": 3}], [{"extra": {"lengths": 3}}]])
-def test_an_explanation_of_another_form_is_refused(found, cross_encoder, results):
+def test_custom_explanations_of_a_wrong_form_are_refused(found, cross_encoder, results):
     class Wrong(WindowEncoder):
         def explain(self, pairs, encoded, head):
             return found * len(pairs)
@@ -85,7 +85,7 @@ class ReversedP(ld.MaxP):
     encoder_class = ReversedEncoder
 
 
-def test_a_reader_of_ones_own_changes_the_input(cross_encoder, results):
+def test_a_custom_reader_changes_the_input(cross_encoder, results):
     found = scores(ReversedP(cross_encoder, **READING), results)
     assert np.abs(found - scores(ld.MaxP(cross_encoder, **READING), results)).max() > 1e-3
 
@@ -110,7 +110,7 @@ class Neutral(Layered):
 
 
 @pytest.mark.parametrize(("encoder", "warns"), [(Layered, True), (Neutral, False)])
-def test_random_layers_of_an_encoder_warn(encoder, warns, cross_encoder, results):
+def test_random_layers_of_a_custom_encoder_cause_a_warning(encoder, warns, cross_encoder, results):
     class LayeredP(ld.MaxP):
         encoder_class = encoder
 
@@ -120,7 +120,7 @@ def test_random_layers_of_an_encoder_warn(encoder, warns, cross_encoder, results
     assert any(issubclass(warning.category, ld.UntrainedWarning) for warning in caught) == warns
 
 
-def test_random_layers_of_an_encoder_warn_after_start_from(cross_encoder, results):
+def test_random_layers_of_a_custom_encoder_cause_a_warning_after_start_from(cross_encoder, results):
     class LayeredP(ld.MaxP):
         encoder_class = Layered
 
@@ -141,7 +141,7 @@ class ScaledP(ld.MaxP):
     encoder_class = Scaled
 
 
-def test_parameters_of_an_encoder_outside_layers_warn(cross_encoder, results):
+def test_random_parameters_outside_layers_cause_a_warning(cross_encoder, results):
     with pytest.warns(ld.UntrainedWarning):
         ScaledP(cross_encoder, **READING)(results)
 
@@ -153,7 +153,7 @@ def test_start_from_takes_over_parameters_of_an_encoder_outside_layers(cross_enc
     assert model.model.encoder.scale.tolist() == other.model.encoder.scale.tolist()
 
 
-def test_a_model_without_the_layers_that_the_other_was_trained_with_warns_after_start_from(cross_encoder, results):
+def test_start_from_a_model_with_more_trained_layers_causes_a_warning(cross_encoder, results):
     class LayeredP(ld.MaxP):
         encoder_class = Layered
 
@@ -164,7 +164,7 @@ def test_a_model_without_the_layers_that_the_other_was_trained_with_warns_after_
         model(results)
 
 
-def test_random_layers_of_an_encoder_warn_with_another_aggregation(cross_encoder, results):
+def test_random_layers_of_a_custom_encoder_cause_a_warning_with_another_aggregation(cross_encoder, results):
     class LayeredPARADE(ld.PARADE):
         encoder_class = Layered
 
@@ -247,7 +247,7 @@ def started(cross_encoder):
 
 
 @pytest.mark.parametrize("make_noisy", [partial(made, True), with_another_head, started])
-def test_weights_that_warm_start_draws_depend_on_the_seed_alone(make_noisy, cross_encoder):
+def test_random_weights_of_warm_start_only_depend_on_the_seed(make_noisy, cross_encoder):
     drawn = []
     for state in (0, 1):
         torch.manual_seed(state)

@@ -59,7 +59,7 @@ def tokenized(*texts):
 
 
 @pytest.mark.parametrize("table", [None, ({"cat": 3, "red": 1, "the": 9}, 10)], ids=["own windows", "table"])
-def test_bm25_is_the_formula(table):
+def test_scores_of_bm25_windows_equal_the_formula(table):
     (document,) = tokenized(LONG)
     windows = [(0, 20), (20, 55), (80, 100), (100, 100)]
     selector = ld.BM25Windows(2, 0.9, 0.4, *(table or ()))
@@ -77,7 +77,7 @@ def test_bm25_is_the_formula(table):
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
-def test_rarity_from_texts():
+def test_from_texts_counts_document_frequencies():
     selector = ld.BM25Windows.from_texts(["the cat the dog", "The bird", ""], 2, k1=1.0)
     assert selector.document_frequencies == {"the": 2, "cat": 1, "dog": 1, "bird": 1}
     assert (selector.documents, selector.k, selector.k1) == (3, 2, 1.0)
@@ -208,7 +208,7 @@ def test_scores_do_not_depend_on_other_rows(name, selector, cross_encoder):
 
 
 @pytest.mark.parametrize("name", ["FirstP", "LongP", "MaxP", "CEDR-knrm"])
-def test_key_blocks_make_a_shorter_document(name, cross_encoder):
+def test_key_blocks_are_scored_as_a_shorter_document(name, cross_encoder):
     blocks = ld.KeyBlocks(ld.BM25Windows(1), GreedyChunks(18))
     gold = " ".join(LONG.split()[90:108])
     assert gold.startswith(GOLD)
@@ -239,7 +239,7 @@ def test_key_blocks_are_explained_one_by_one(name):
 
 
 @pytest.mark.parametrize("name", [*SELECTORS, "table", "KeyBlocks"])
-def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
+def test_a_selector_is_saved_and_loaded_with_its_model(name, selector, cross_encoder, tmp_path):
     if name == "table":
         chosen: Preselection = ld.BM25Windows.from_texts([LONG, FILLER, GOLD], 2)
     elif name == "KeyBlocks":
@@ -268,7 +268,7 @@ class Last(WindowSelector):
         return [np.arange(len(windows)) for windows in spans]
 
 
-def test_selectors_of_users_own_are_read_back(tmp_path):
+def test_user_selectors_are_restored_from_their_description(tmp_path):
     (document,) = tokenized(LONG)
     assert Last(2).cut(["red"], [document], GreedyChunks(60)) == [(document, [(60, 120), (120, 165)])]
     assert preselection_from_config(Last(2).to_config(tmp_path), tmp_path) == Last(2)
@@ -278,7 +278,7 @@ def test_selectors_of_users_own_are_read_back(tmp_path):
             preselection_from_config({"type": "Later", **module}, tmp_path)
 
 
-def test_fit_reads_the_chosen_windows_and_leaves_the_selector_alone(selector, cross_encoder, monkeypatch):
+def test_fit_reads_the_selected_windows_and_does_not_train_the_selector(selector, cross_encoder, monkeypatch):
     chosen = selector("CrossEncoderWindows", 2)
     training = ld.TrainingArgs(learning_rates={"": 1e-2})
     model = make("PARADE-attn", cross_encoder, preselect=chosen, training=training)
@@ -328,7 +328,7 @@ def _weights(model):
         (lambda: ld.Birch("m", preselect=ld.KeyBlocks(ld.FirstK(8))), "windows in tokens"),
     ],
 )
-def test_bad_arguments(make_bad, name):
+def test_wrong_arguments_are_refused_by_name(make_bad, name):
     with pytest.raises(ValueError, match=name):
         make_bad()
 
@@ -338,12 +338,12 @@ def test_a_served_model_has_no_word_embeddings():
         ld.WordEmbeddingWindows(3, ld.MaxP(ld.ScoreServer("http://127.0.0.1:9")))
 
 
-def test_word_embeddings_name_no_paper_of_another_selector():
+def test_word_embedding_windows_cite_their_own_paper():
     model = ld.MaxP("m")
     assert ld.WordEmbeddingWindows(3, model).cited() == ["busolin-2025-efficient", *model.cited()]
 
 
-def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):
+def test_a_selecting_model_warns_about_truncated_windows(cross_encoder, results):
     inner = ld.FirstP(cross_encoder, windows=ld.Truncate(size=3))
     model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
     with pytest.warns(ld.TruncationWarning, match=r"which selects windows, did not read .* windows=Truncate"):

@@ -105,13 +105,13 @@ def test_the_same_candidates_and_seed_give_the_same_scores(int8, verbose, candid
     np.testing.assert_allclose(scores(verbose[0], candidates), scores(int8, candidates), atol=1e-5)
 
 
-def test_the_key_and_the_repr_differ_from_those_of_the_model_it_is_made_from(int8, folder):
+def test_a_quantized_model_has_another_key_and_repr_than_its_original(int8, folder):
     model = ld.MaxP(folder, device="cpu", **SLIDING)
     assert int8.describe() != model.describe()
     assert "int8" in repr(int8)
 
 
-def test_the_model_that_it_is_made_from_stays_as_it_was(int8, original, expected, candidates):
+def test_quantizing_does_not_change_the_original_model(int8, original, expected, candidates):
     np.testing.assert_array_equal(scores(original, candidates), expected)
     assert original.coverage.dtype == "float32"
 
@@ -122,7 +122,7 @@ def test_int8_that_ranks_windows_differently_is_refused(original, candidates, mo
         original.quantize(candidates)
 
 
-def test_saved_and_loaded(int8, candidates, tmp_path):
+def test_a_quantized_model_is_saved_and_loaded_with_the_same_scores(int8, candidates, tmp_path):
     int8.save(tmp_path)
     loaded = ld.MaxP.load(tmp_path)
     np.testing.assert_allclose(scores(loaded, candidates), scores(int8, candidates), atol=1e-5)
@@ -152,7 +152,7 @@ def test_copies_are_quantized_too(copied, int8, candidates):
     assert twin.coverage.dtype == "int8"
 
 
-def test_it_cannot_be_trained(int8, candidates):
+def test_a_quantized_model_cannot_be_trained(int8, candidates):
     with pytest.raises(ValueError, match="quantized and cannot be trained"):
         int8.fit(candidates, QRELS)
 

@@ -62,7 +62,7 @@ def asked(windows, query=8, **options):
 # One input.
 
 
-def test_special_tokens_stand_around_query_and_text():
+def test_special_tokens_surround_query_and_text():
     one = BERT.around(ids(11, 12), ids(21, 22, 23))
     assert one.ids.tolist() == [CLS, 11, 12, SEP, 21, 22, 23, SEP]
     assert one.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -78,7 +78,7 @@ def test_special_tokens_stand_around_query_and_text():
         ((), (41, 42, 43), [CLS, PAD, PAD, PAD, PAD, SEP, 41, 42, 43, SEP]),
     ],
 )
-def test_query_and_text_are_padded_where_they_stand(query, text, expected):
+def test_query_and_text_are_padded_separately(query, text, expected):
     one = BERT.around(ids(*query), ids(*text), 4, 3)
     assert one.ids.tolist() == expected
     real = [True] * len(one) if one.mask is None else one.mask.tolist()
@@ -129,7 +129,7 @@ def test_a_pass_without_padding_has_no_mask():
 
 
 @pytest.mark.parametrize("family", slow_but(("bert", "roberta", "modernbert"), tiny.FAMILIES))
-def test_the_pair_layout_is_the_tokenizers(family, tmp_path):
+def test_inputs_of_the_pair_layout_equal_those_of_the_tokenizer(family, tmp_path):
     loaded = load_backbone(tiny.checkpoint(tmp_path, family))
     reader, tokenizer = PairReader(loaded, asked(GreedyChunks())), loaded.tokenizer
     queries, texts = ["old dog", "snow", ""], ["a cat and a bird", "rain. sun.", ""]
@@ -152,7 +152,7 @@ def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_p
     assert one.positions.tolist() == list(range(1, 1 + 3 + 3 + 4))
 
 
-def test_positions_may_skip_padding():
+def test_positions_skip_padding_in_the_longformer_layout():
     """The first token of a text after a query of 17 tokens is at 21; FlexNeuART pads by Longformer's own pad id."""
     made = {}
     for name in ("longformer", "padded"):
@@ -167,7 +167,7 @@ def test_positions_may_skip_padding():
     assert made["padded"].assemble(query, text).positions[34] == 36
 
 
-def test_sizes_of_padded_inputs():
+def test_padded_inputs_have_a_fixed_size():
     reader = PaddedReader(backbone(), asked(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
     assert (reader.query_size, len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
     apart = LateReader(backbone(), asked(SLIDING, layout=LAYOUTS["padded"]))
@@ -185,11 +185,11 @@ def test_sizes_of_padded_inputs():
         (backbone(None), WholeText(), None, sys.maxsize - 3),
     ],
 )
-def test_a_shared_budget(made, windows, limit, budget):
+def test_the_shared_budget_is_the_room_for_query_and_text_together(made, windows, limit, budget):
     assert SharedReader(made, asked(windows, max_doc_len=limit, layout=LAYOUTS["shared"])).budget == budget
 
 
-def test_queries_and_texts_that_stand_there_twice_are_tokenized_once():
+def test_equal_queries_and_texts_are_tokenized_once():
     reader = PairReader(backbone(), asked(SLIDING))
     first, second, again = reader.tokenize(["a cat", "a dog", "".join(["a ", "cat"])])
     assert first is again is not second
@@ -229,7 +229,7 @@ TRAIL = Template.of("{query}\n{text}")
         (lambda _, s: LateReader(backbone(None, vectors=110), s), GreedyChunks(), 8, (8, 92)),
     ],
 )
-def test_room_for_queries_and_windows(make, windows, query, expected):
+def test_queries_and_windows_share_the_longest_input(make, windows, query, expected):
     reader = make(backbone(), asked(windows, query))
     assert (reader.max_query_len, reader.windows.largest) == expected
     # Room for titles comes out of that of windows.
@@ -239,7 +239,7 @@ def test_room_for_queries_and_windows(make, windows, query, expected):
         assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
 
 
-def test_what_a_template_joins_to_a_query_takes_room():
+def test_template_text_reduces_the_room_for_windows():
     reader = TemplateReader(backbone(template=Template.of("{query} fish {text}")), asked(GreedyChunks()))
     assert reader.windows.largest == 128 - 8 - 3
     reader._trail_size = 5
@@ -264,13 +264,13 @@ def test_what_a_template_joins_to_a_query_takes_room():
         (PaddedReader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
     ],
 )
-def test_what_does_not_fit(make, arguments, name):
+def test_arguments_that_do_not_fit_the_input_are_refused_by_name(make, arguments, name):
     with pytest.raises(ValueError, match=name):
         make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))
-def test_to_dense(counts, seed):
+def test_to_dense_pads_vectors_by_document(counts, seed):
     vectors = torch.randn(sum(counts), 5, generator=torch.Generator().manual_seed(seed))
     dense = to_dense(vectors, counts)
     assert dense.cls.shape == (len(counts), max(counts), 5)

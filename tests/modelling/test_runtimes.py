@@ -60,7 +60,7 @@ def one_layer(folder, family: str = "bert") -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", REAL)
-def test_openvino_has_torchs_scores_whatever_the_batch(case, tmp_path, results):
+def test_openvino_gives_the_scores_of_torch_in_any_batch(case, tmp_path, results):
     pytest.importorskip("openvino")
     name, family, arguments = REAL[case]
     model = make(name, one_layer(tmp_path, family), runtime="openvino", **arguments)
@@ -81,7 +81,7 @@ def test_openvino_serves_several_threads(tmp_path, results):
 
 
 @pytest.mark.slow
-def test_openvino_in_bfloat16(tmp_path, results):
+def test_openvino_in_bfloat16_gives_nearly_the_scores_of_float32(tmp_path, results):
     pytest.importorskip("openvino")
     model = ld.MaxP(one_layer(tmp_path), runtime="openvino", dtype="bfloat16", **SLIDING)
     expected = scores(model.apply_attributes(dtype="float32", runtime="torch"), results)
@@ -89,7 +89,7 @@ def test_openvino_in_bfloat16(tmp_path, results):
 
 
 @pytest.mark.parametrize("run", ["transform", "score", "forward"])
-def test_writes_that_torch_does_not_count(run, cross_encoder, results, exports):
+def test_uncounted_changes_of_weights_cause_a_new_export(run, cross_encoder, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
     scorer = model.model
     pairs = results["query"].tolist(), results["text"].fillna("").tolist()
@@ -127,7 +127,7 @@ def test_an_export_serves_until_the_weights_change(cross_encoder, tmp_path, resu
     assert all(np.abs(after - before).max() > 0.01 for before, after in itertools.pairwise(found))
 
 
-def test_copies_and_saved_models(cross_encoder, tmp_path, results, exports):
+def test_copies_export_again_and_saved_models_have_no_runtime(cross_encoder, tmp_path, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
     expected = assert_torchs(model, results)
     for number, twin in enumerate((copy.deepcopy(model), pickle.loads(pickle.dumps(model))), 2):
@@ -143,13 +143,13 @@ def test_models_without_export_are_refused(name, reason, cross_encoder, results)
         make(name, cross_encoder, runtime="openvino")(results)
 
 
-def test_other_architectures(tmp_path, results):
+def test_architectures_without_export_are_refused(tmp_path, results):
     longformer = tiny.checkpoint(tmp_path, "longformer", **tiny_long.FAMILIES["longformer"])
     with pytest.raises(ValueError, match="longformer"):
         ld.LongP(longformer, runtime="openvino", max_query_len=8)(results)
 
 
-def test_a_wrong_export_is_found_out(cross_encoder, results, monkeypatch):
+def test_a_wrong_export_raises_an_error(cross_encoder, results, monkeypatch):
     monkeypatch.setattr(runtimes, "compiled", lambda *_: lambda inputs: torch.randn(*inputs["input_ids"].shape, 32))
     with pytest.raises(RuntimeError, match="OpenVINO and torch disagree"):
         ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)

@@ -53,7 +53,7 @@ def edit(folder: Path, **changes) -> None:
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*TRAINABLE, "KMaxP", "PARADE-attn", "CEDR-pacrr"]))
-def test_round_trip(name, results, tmp_path):
+def test_a_trained_model_is_saved_and_loaded_with_scores_and_history(name, results, tmp_path):
     model = make(name, seed=7, training=ld.TrainingArgs(learning_rates={"": 1e-2}))
     model.fit(results, QRELS).save(tmp_path / "new" / "folder")
     expected = scores(model, results)
@@ -83,7 +83,7 @@ def test_round_trip(name, results, tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
-def test_round_trip_of_arguments(name, arguments, results, tmp_path):
+def test_arguments_are_saved_and_loaded(name, arguments, results, tmp_path):
     results = results.assign(title=["snow", None, "", "a", "b"])
     sizes = {"window_size": 150, "stride": 100} if "windows" in arguments else {}
     model = make(name, **sizes, **arguments)
@@ -107,7 +107,7 @@ def test_untrained_models_stay_untrained(plain_encoder, results, saved):
     assert not (saved / "training.json").exists()
 
 
-def test_arguments_may_be_changed(saved, results):
+def test_arguments_except_the_backbone_can_be_changed_when_loading(saved, results):
     model = ld.MaxP.load(saved, window_size=12, stride=6, batch_size=3, explain=True)
     assert (model.window_size, model.batch_size) == (12, 3)
     assert model(results)["window_spans"].map(len).max() > 10
@@ -117,7 +117,7 @@ def test_arguments_may_be_changed(saved, results):
         ld.MaxP.load(saved, no_such_argument=1)
 
 
-def test_config_and_training(saved):
+def test_a_saved_folder_contains_configuration_training_and_model_card(saved):
     names = {path.name for path in saved.iterdir()}
     assert FILES | {"training.json"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pickle", ".py"))]
@@ -132,7 +132,7 @@ def test_config_and_training(saved):
     assert "ld.MaxP.load(" in (saved / "README.md").read_text()
 
 
-def test_no_paths_but_the_backbone(cross_encoder, tmp_path, monkeypatch):
+def test_a_saved_folder_contains_no_path_except_the_backbone(cross_encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.chdir(Path(cross_encoder).parent)
     make("PARADE-pretrained", Path(cross_encoder).name).save(tmp_path)
@@ -293,7 +293,7 @@ def test_weights_that_git_lfs_has_not_fetched_are_named(saved):
         ld.MaxP.load(saved)
 
 
-def test_wrong_class(saved, tmp_path):
+def test_loading_with_another_class_names_the_right_one(saved, tmp_path):
     for other in (ld.FirstP, ld.KMaxP):
         with pytest.raises(ValueError, match=r"MaxP\.load"):
             other.load(saved)
@@ -312,7 +312,7 @@ def test_a_model_of_a_newer_version_is_refused(saved):
         ld.MaxP.load(saved)
 
 
-def test_places_where_no_model_is(tmp_path, cross_encoder, saved):
+def test_loading_from_a_place_without_a_model_is_refused(tmp_path, cross_encoder, saved):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     edit(saved, format="other")
@@ -335,7 +335,7 @@ def test_places_where_no_model_is(tmp_path, cross_encoder, saved):
         ({"parameters": {"backbone": "b", "windows": {"type": "os.system"}}}, "'os.system'"),
     ],
 )
-def test_unknown_names(saved, changes, name):
+def test_unknown_names_in_a_configuration_are_refused(saved, changes, name):
     edit(saved, **changes)
     with pytest.raises(ValueError, match=name):
         ld.CrossEncoder.load(saved)
@@ -408,7 +408,7 @@ def test_a_model_of_parts_that_are_not_imported_names_their_module(cross_encoder
             ld.CrossEncoder.load(folder)
 
 
-def test_damaged_weights(saved):
+def test_damaged_weights_are_refused(saved):
     path = saved / "model.safetensors"
     whole, tensors = path.read_bytes(), load_file(path)
     name = "head.final.weight"
@@ -430,7 +430,7 @@ def test_damaged_weights(saved):
 
 
 @pytest.mark.parametrize("damage", ["missing", "{", "{}"])
-def test_damaged_tokenizer(saved, damage):
+def test_a_damaged_tokenizer_is_refused(saved, damage):
     if damage == "missing":
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (saved / name).unlink()
@@ -447,7 +447,7 @@ def test_the_same_seed_gives_the_same_random_layers():
 
 
 @pytest.mark.parametrize("name", ["LateIR", "MaxSim", "TKL"])
-def test_start_from(name, results):
+def test_start_from_takes_over_all_weights(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
         for parameter in other.model.parameters():
@@ -457,7 +457,7 @@ def test_start_from(name, results):
     np.testing.assert_allclose(scores(model.start_from(other), results), expected, rtol=1e-4)
 
 
-def test_start_from_a_bi_encoder(results, tmp_path):
+def test_start_from_a_bi_encoder_takes_over_the_backbone(results, tmp_path):
     """Of which the backbone alone is taken: its states are those that the bi-encoder pools."""
     trained = tiny.checkpoint(tmp_path / "embeds", labels=None, seed=3)
     sizes = {"window_size": 12, "stride": 6}
@@ -475,7 +475,7 @@ def test_start_from_a_bi_encoder(results, tmp_path):
         make("MaxP").start_from(deeper)
 
 
-def test_start_from_what_has_no_weights_to_give(results, tmp_path):
+def test_start_from_something_without_suitable_weights_is_refused(results, tmp_path):
     model = make("MaxP")
     before = scores(model, results)
     for other in ("longdoc:maxp", None, make("MaxP") % 3):
@@ -515,7 +515,7 @@ def test_files_have_the_mode_that_the_umask_leaves(umask, results, tmp_path):
 LORA = ld.TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
 
 
-def test_compress_holds_what_has_changed():
+def test_compress_stores_the_changed_weights():
     rng = torch.Generator().manual_seed(0)
     base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8), "bias": torch.zeros(4)}
     change = torch.randn(20, 2, generator=rng) @ torch.randn(2, 12, generator=rng)
@@ -539,7 +539,7 @@ def test_compress_holds_what_has_changed():
     "name",
     slow_but(REPRESENTATIVE, [name for name in TRAINABLE if name not in ("LateIR", "MaxSim", "TKL")]),
 )
-def test_saved_as_a_difference(name, results, tmp_path):
+def test_save_adapter_stores_the_difference_to_the_backbone(name, results, tmp_path):
     model = make(name, training=LORA).fit(results, QRELS)
     model.save_adapter(tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
@@ -552,7 +552,7 @@ def test_saved_as_a_difference(name, results, tmp_path):
         restored.apply_attributes(seed=7)(results)
 
 
-def test_models_share_the_difference_of_their_encoder(results, tmp_path):
+def test_an_adapter_can_share_the_encoder_of_another(results, tmp_path):
     first = make("MaxP", training=replace(LORA, lora=None)).fit(results, QRELS)
     first.save_adapter(tmp_path / "first")
     second = make("PARADE-attn", training=LORA).start_from(ld.MaxP.load(tmp_path / "first")).fit(results, QRELS)
@@ -574,7 +574,7 @@ def test_an_adapter_of_another_save_is_refused(results, tmp_path):
         ld.MaxP.load(tmp_path / "one")
 
 
-def test_an_adapter_upon_one_that_has_changed_is_refused(results, tmp_path):
+def test_an_adapter_based_on_a_changed_adapter_is_refused(results, tmp_path):
     first = make("MaxP", training=LORA).fit(results, QRELS)
     first.save_adapter(tmp_path / "first")
     first.save_adapter(tmp_path / "second", upon=str(tmp_path / "first"))
@@ -584,7 +584,7 @@ def test_an_adapter_upon_one_that_has_changed_is_refused(results, tmp_path):
         ld.MaxP.load(tmp_path / "second")
 
 
-def test_an_adapter_finds_the_one_beneath_it_from_any_folder(results, tmp_path, monkeypatch):
+def test_an_adapter_based_on_another_can_be_loaded_from_any_folder(results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = make("MaxP", training=LORA).fit(results, QRELS)
     model.save_adapter("first")
@@ -595,7 +595,7 @@ def test_an_adapter_finds_the_one_beneath_it_from_any_folder(results, tmp_path, 
     np.testing.assert_allclose(scores(ld.MaxP.load(tmp_path / "second"), results), expected, atol=0.01)
 
 
-def test_other_weights_underneath_are_refused(results, tmp_path):
+def test_an_adapter_is_refused_with_other_weights_of_the_backbone(results, tmp_path):
     make("MaxP", training=LORA).fit(results, QRELS).save_adapter(tmp_path)
     parameters = json.loads((tmp_path / "config.json").read_text())["parameters"]
     edit(tmp_path, parameters={**parameters, "backbone": tiny.checkpoint(tmp_path / "other", seed=5)})

@@ -80,7 +80,7 @@ def predicted(model, pairs=PAIRS, activation=torch.nn.Identity):
 
 
 @pytest.mark.parametrize("kind", slow_but(("ettin", "residual", "language model"), KINDS))
-def test_scores_are_those_of_its_owner(kind, tmp_path):
+def test_scores_equal_those_of_sentence_transformers(kind, tmp_path):
     model, folder = stored(tmp_path, kind)
     expected = predicted(model)
     assert expected.std() > 1e-2
@@ -111,7 +111,7 @@ def test_the_default_prompt_is_put_before_the_query(kind, tmp_path):
     np.testing.assert_allclose(scores(ld.FirstP(folder, **READING), FRAME), predicted(model), atol=1e-5)
 
 
-def test_a_classifier_with_a_prompt(tmp_path):
+def test_a_classifier_with_a_prompt_has_the_scores_of_sentence_transformers(tmp_path):
     base = tiny.checkpoint(tmp_path / "base")
     model = CrossEncoder(base, device="cpu", prompts={"find": "find the "}, default_prompt_name="find")
     model.save_pretrained(str(tmp_path / "stored"))
@@ -151,7 +151,7 @@ PROMPT = {"prompts": {"find": "find "}, "default_prompt_name": "find"}
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"add_special_tokens": False}}}),
     ],
 )
-def test_what_is_refused_by_name(file, values, tmp_path):
+def test_unsupported_settings_are_refused_by_name(file, values, tmp_path):
     folder = stored(tmp_path, **PROMPT)[1]
     change(folder, file, **values)
     [name] = values

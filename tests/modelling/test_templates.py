@@ -77,7 +77,7 @@ IDS = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_token_ids_of_the_built_in_templates(name):
+def test_built_in_templates_have_the_expected_token_ids(name):
     tokenizer = tokenizer_for(name)
     assert ids_of(tokenizer, TEMPLATES[name].within(tokenizer), *PAIR) == IDS[name]
 
@@ -119,7 +119,7 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
         ({"chat": True, "apart": True}, "apart=False"),
     ],
 )
-def test_wrong_templates(arguments, name):
+def test_wrong_templates_are_refused_by_name(arguments, name):
     with pytest.raises(ValueError, match=name):
         Template(**arguments)
 
@@ -201,7 +201,7 @@ def test_a_conversion_to_classification_scores_with_its_own_head(family, tmp_pat
 
 
 @pytest.mark.parametrize(("family", "name"), [("qwen3", "qwen3-reranker"), ("t5", "monot5")])
-def test_lora_learns_over_answers(family, name, tmp_path):
+def test_lora_trains_a_model_that_scores_by_answers(family, name, tmp_path):
     _, folder = tiny_answers.checkpoint(tmp_path / "model", family, tokenizer_for(name))
     run, judged = toy_task(0, queries=4)
     recipe = ld.TrainingArgs(epochs=1, queries_per_step=4, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
@@ -249,7 +249,7 @@ def test_empty_queries_and_texts_are_read_as_in_the_whole_string(name, maker, tm
     assert reranker.coverage.tokens == reranker.coverage.tokens_read
 
 
-def test_a_template_of_one_s_own(tmp_path):
+def test_a_custom_template_gives_scores_and_is_saved(tmp_path):
     tokenizer = tiny_answers.tokenizer()
     model, folder = tiny_answers.checkpoint(tmp_path / "model", "qwen3", tokenizer)
     yes, no = answers_of(tokenizer, "yes", "no")
@@ -268,7 +268,7 @@ def test_a_template_of_one_s_own(tmp_path):
     )
 
 
-def test_what_nothing_limits_reads_windows_of_the_usual_size(t5):
+def test_backbones_without_a_longest_input_read_windows_of_the_default_size(t5):
     text = " ".join(["cat dog"] * 400)
     for cls, tokens in ((ld.FirstP, 477), (ld.AvgP, 800), (ld.LongP, 800)):
         model = cls(t5, template="monot5", device="cpu", max_query_len=8)
@@ -278,7 +278,7 @@ def test_what_nothing_limits_reads_windows_of_the_usual_size(t5):
 
 
 @pytest.mark.parametrize("cls", [ld.CEDR, ld.NeuralModel1])
-def test_heads_that_need_more_than_the_answer(cls, t5):
+def test_heads_that_need_token_states_are_refused_for_encoder_decoders(cls, t5):
     with pytest.raises(ValueError, match="encoder-decoder"):
         _ = cls(t5, template="monot5", **READING).model
 
@@ -291,7 +291,7 @@ def pair_scores(folder, activation=None):
 
 @pytest.mark.parametrize("labels", [None, 1])
 @pytest.mark.parametrize("prompt", [None, "find a plant"])
-def test_the_chat_template_of_a_reranker(labels, prompt, tmp_path):
+def test_a_chat_template_gives_the_scores_of_sentence_transformers(labels, prompt, tmp_path):
     """As sentence-transformers reads it, with its files or without them."""
     tokenizer = tiny_answers.tokenizer(chat=ROLES)
     _, folder = tiny_answers.checkpoint(tmp_path / "bare", "qwen3", tokenizer, labels=labels)
@@ -313,7 +313,7 @@ def test_the_chat_template_of_a_reranker(labels, prompt, tmp_path):
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_answers_that_sentence_transformers_compares(one, tmp_path):
+def test_answers_stored_by_sentence_transformers_are_compared(one, tmp_path):
     modules = pytest.importorskip("sentence_transformers.cross_encoder.modules")
     from sentence_transformers import CrossEncoder
 
@@ -341,7 +341,7 @@ def test_answers_that_sentence_transformers_compares(one, tmp_path):
         ("t5", None, None, "'monot5' for monoT5"),
     ],
 )
-def test_language_models_of_which_the_words_are_not_known(family, labels, chat, message, tmp_path):
+def test_language_models_without_a_known_template_are_refused(family, labels, chat, message, tmp_path):
     tokenizer = tiny_long.byte_tokenizer(begin=True) if family == "llama" else tiny_answers.tokenizer()
     tokenizer.chat_template = chat
     _, folder = tiny_answers.checkpoint(tmp_path, family, tokenizer, labels=labels)
@@ -361,13 +361,13 @@ def test_language_models_of_which_the_words_are_not_known(family, labels, chat, 
         ("t5", "plain", "encoder-decoder"),
     ],
 )
-def test_scores_that_cannot_be_taken_over(family, template, message, tmp_path):
+def test_templates_that_cannot_give_a_score_are_refused(family, template, message, tmp_path):
     _, folder = tiny_answers.checkpoint(tmp_path, family, tokenizer_for(template), initializer_range=2.0)
     with pytest.raises(ValueError, match=message):
         _ = ld.FirstP(folder, template=template, **READING).model
 
 
-def test_nothing_but_query_and_text_decides(t5):
+def test_a_score_only_depends_on_query_and_text(t5):
     model = ld.MaxP(t5, template="monot5", window_size=12, stride=8, **READING)
     table = ld.check_invariance(model, FRAME, tolerance=5e-5, dtypes=(), verbose=False).set_index("check")
     assert table["passed"].dropna().all(), table

@@ -47,7 +47,7 @@ def inputs(model, rows: pd.DataFrame) -> list[str]:
     return [" ".join(tokenizer.convert_ids_to_tokens(window.ids.tolist())) for window in windows]
 
 
-def test_tokens_and_segments_of_each_window(cross_encoder):
+def test_the_title_precedes_the_text_in_each_window(cross_encoder):
     model = ld.MaxP(cross_encoder, window_size=4, stride=3, **TITLED)
     assert inputs(model, frame("red sun", BODY)) == [
         "[CLS] old dog [SEP] red sun dog bird fish tree [SEP]",
@@ -79,7 +79,7 @@ def test_a_long_title_is_cut_and_a_long_text_is_not(cross_encoder):
     ]
 
 
-def test_several_columns_in_the_order_of_repeat(cross_encoder):
+def test_several_columns_are_repeated_in_the_order_of_repeat(cross_encoder):
     fields = {"text_field": ("text", "url", "title", "more"), "repeat": ("title", "url")}
     model = ld.MaxP(cross_encoder, window_size=3, stride=3, **fields)
     assert inputs(model, frame("red sun", "dog bird").assign(url="a-b", more="fish tree")) == [
@@ -98,14 +98,14 @@ def test_bytes_are_read_with_a_line_break_between(decoder):
     assert text.split() == [f"Ġ{word}" for word in BODY.split()]
 
 
-def test_marks_stand_before_the_sentences_of_the_text_alone(tmp_path):
+def test_only_sentences_of_the_text_have_marks(tmp_path):
     longformer = tiny_long.encoder(tmp_path, "longformer", labels=1)
     model = ld.LongP(longformer, global_attention="sentences", **TITLED)
     (found,) = inputs(model, frame("red sun", "dog bird. fish tree."))
     assert found.endswith("[SEP] red sun [CLS] dog bird . [CLS] fish tree . [SEP]")
 
 
-def test_the_largest_input_fits(cross_encoder):
+def test_the_longest_query_title_and_window_fit_the_input(cross_encoder):
     model = ld.FirstP(cross_encoder, max_query_len=8, **TITLED)
     row = frame("red " * 50, "cat " * 500, query="dog " * 50)
     assert [len(window) for window in read(model, row)[0]] == [128]
@@ -123,7 +123,7 @@ def test_every_family_reads_titles(name, results):
     assert titled.coverage.windows >= plain.coverage.windows
 
 
-def test_sliding_of_pyterrier_prepends_titles_by_default():
+def test_titles_are_repeated_as_by_sliding_of_pyterrier():
     """Where it neither drops the end of a text nor fails on a short one, a model over its passages gives our scores."""
     rows = pd.DataFrame(
         [
@@ -191,7 +191,7 @@ def test_scores_do_not_depend_on_other_rows(results):
     assert made_up["passed"].dropna().all()
 
 
-def test_spans_point_into_the_text(results):
+def test_window_spans_refer_to_the_text_without_title(results):
     titled, plain = make("MaxP", explain=True, **TITLED)(results), make("MaxP", explain=True)(results)
     assert titled["window_spans"].tolist() == plain["window_spans"].tolist()
     start, end = titled["best_start"][0], titled["best_end"][0]

@@ -96,7 +96,7 @@ def documents():
 
 
 @pytest.mark.parametrize("options", [{}, {"region_stride": 3, "best_regions": 1}, {"best_regions": 5}], ids=str)
-def test_the_head_by_hand_whatever_the_batch(documents, options):
+def test_scores_equal_those_computed_by_hand_in_any_batch(documents, options):
     head = make(**options)
     expected = [by_hand(head, *each) for each in zip(*documents, strict=True)]
     assert head(matched(*documents)).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-4)
@@ -152,7 +152,7 @@ def test_documents_of_several_queries_are_contextualised_once():
 
 @pytest.mark.parametrize("text", ["", "rain"])
 @pytest.mark.parametrize("query", ["", "rain"])
-def test_nothing_to_read(query, text):
+def test_empty_and_unknown_queries_and_texts_have_the_same_score_in_any_batch(query, text):
     with_others = tkl()(tiny.frame([query, "old dog"], [text, SENTENCE * 5]))
     alone = tkl()(tiny.frame([query], [text]))
     assert np.isfinite(with_others["score"]).all()
@@ -215,7 +215,7 @@ def vectors(folder, text, name="vectors.txt"):
     return path
 
 
-def test_vectors_are_read_as_they_stand(tmp_path):
+def test_word_vectors_are_read_from_text_files(tmp_path):
     words, table = read_vectors(vectors(tmp_path, "the 1 2 3\nred 0.5 -1e-1 0\n. . 7 8 9\nthe 4 4 4\n\x85 1 1 1\n"))
     assert words == ["[PAD]", "[UNK]", "the", "red", ". .", "\x85"]
     assert table.dtype == torch.float32
@@ -235,13 +235,13 @@ def test_vectors_are_read_as_they_stand(tmp_path):
         ("", "no words"),
     ],
 )
-def test_files_that_hold_no_vectors(text, message, tmp_path):
+def test_malformed_files_of_vectors_are_refused_by_line(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         read_vectors(vectors(tmp_path, text))
 
 
 @pytest.mark.parametrize("name", ["glov.txt", "vectors/glov.txt.gz", "no/such/folder"])
-def test_a_file_that_is_not_there_is_named(name):
+def test_a_missing_file_of_vectors_is_named(name):
     with pytest.raises((OSError, ValueError), match=name):
         load_word_backbone(name, **OPTIONS)
 

@@ -26,7 +26,7 @@ TEXTS = ["the cat and the dog", "", "snow in the city", "the cat and the dog", "
     characters=st.integers(1, 60),
     pairs=st.integers(1, 12),
 )
-def test_blocks(rows, characters, pairs):
+def test_blocks_contain_each_pair_once_within_their_limits(rows, characters, pairs):
     texts = ["x" * (3 * text) + str(text) for _, text in rows]
     made = list(blocks([str(query) for query, _ in rows], texts, characters=characters, pairs=pairs))
     owners = {}
@@ -59,7 +59,7 @@ def in_python(tokenizer, step=None):
     return tokenizer
 
 
-def test_a_model_with_a_tokenizer_in_python(results, tmp_path):
+def test_a_python_tokenizer_gives_reproducible_scores_but_no_score_cache(results, tmp_path):
     model = make("MaxP")
     in_python(model.model.tokenizer)
     before = scores(model, results)
@@ -83,13 +83,13 @@ def test_a_model_with_a_tokenizer_in_python(results, tmp_path):
         ("a\u00a0b 😀c", ["a", "b", "😀c"]),
     ],
 )
-def test_words_of_a_text(text, words):
+def test_words_are_divided_by_white_space(text, words):
     (tokens,) = tokenize(Words(), [text], offsets=True)
     assert [text[start:end] for start, end in tokens.offsets.tolist()] == words
     assert tokenize(Words(), [text])[0].ids.tolist() == tokens.ids.tolist()
 
 
-def test_windows_are_written_as_they_stand_in_the_text():
+def test_window_text_is_the_original_text_of_a_window():
     text = "one  two,\nthree four five six"
     (tokens,) = tokenize(Words(), [text], offsets=True)
     assert [tokens.window_text(span) for span in ld.GreedyChunks(4)(tokens)] == ["one  two,\nthree four", "five six"]

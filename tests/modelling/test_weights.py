@@ -25,7 +25,7 @@ def next_number(tensor: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [torch.neg_, swap_rows, next_number, lambda tensor: tensor.mul_(2)])
-def test_uncounted_writes_show_in_the_contents(write):
+def test_a_watch_finds_uncounted_writes_by_the_contents(write):
     watch, weights = WeightsWatch(), module()
     assert watch.changed(weights, contents=True)
     assert not watch.changed(weights, contents=True)
@@ -35,7 +35,7 @@ def test_uncounted_writes_show_in_the_contents(write):
     assert not watch.changed(weights, contents=True)
 
 
-def test_counted_writes_and_other_tensors_show_without_a_look_at_the_contents():
+def test_a_watch_finds_counted_writes_and_replaced_tensors_without_reading_contents():
     watch, weights = WeightsWatch(), module()
     assert watch.changed(weights, contents=False)
     assert not watch.changed(weights, contents=False)
@@ -49,7 +49,7 @@ def test_counted_writes_and_other_tensors_show_without_a_look_at_the_contents():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool])
-def test_fingerprints_of_all_types(dtype):
+def test_fingerprints_depend_on_the_values_of_every_dtype(dtype):
     values = torch.arange(-6, 6).reshape(4, 3).to(dtype)
     before = fingerprint({"weight": values})
     assert fingerprint({"weight": values.clone()}) == before
@@ -58,7 +58,7 @@ def test_fingerprints_of_all_types(dtype):
         assert fingerprint({"weight": other}) != before
 
 
-def test_fingerprint_tells_weights_apart():
+def test_fingerprints_depend_on_names_and_values_but_not_on_their_order():
     one, other = torch.ones(2, 3), torch.zeros(2)
     both = fingerprint({"a": one, "b": other})
     assert fingerprint({"b": other, "a": one}) == both  # in whatever order

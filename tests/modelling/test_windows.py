@@ -92,7 +92,7 @@ def test_sliding_windows_follow_the_formula_and_cover_everything(length, size, d
 
 
 @given(length=st.integers(0, 3000), size=st.integers(1, 200), budget=st.integers(1, 2000), data=st.data())
-def test_a_fixed_grid_is_that_of_the_longest_document(length, size, budget, data):
+def test_a_fixed_grid_has_the_windows_of_the_longest_document(length, size, budget, data):
     stride = data.draw(st.integers(1, size))
     windows, longest = FixedGrid(size, stride, budget), SlidingWindows(size, stride)(range(budget))
     spans, read = windows(range(length)), min(length, budget)
@@ -105,7 +105,7 @@ def test_a_fixed_grid_is_that_of_the_longest_document(length, size, budget, data
         assert spans == longest
 
 
-def test_chunks_beginnings_and_whole_texts():
+def test_chunks_truncation_and_whole_texts_have_the_expected_spans():
     assert GreedyChunks()(range(CHUNK_TOKENS + 1)) == [(0, 477), (477, 478)]
     assert Truncate(10)(range(25)) == [(0, 10)]
     assert Truncate(10)(range(7)) == [(0, 7)]
@@ -143,7 +143,7 @@ def test_words_with_more_tokens_than_fit_are_divided():
     assert SlidingWords(3, 3)(tokens_of(text)) == [(0, 28), (28, 31), (31, 32)]
 
 
-def test_one_sentence_per_window(tokenizer):
+def test_max_sentences_of_1_gives_a_window_for_each_sentence(tokenizer):
     one = SentenceWindows(max_sentences=1)
     sentences = ["The cat walks.", "Is it raining?", "Find the red, red fish!", "sing"]
     assert texts_of(one, " ".join(sentences), tokenizer) == sentences
@@ -160,7 +160,7 @@ def test_sentences_are_packed_until_the_next_one_does_not_fit():
 
 
 @given(length=st.integers(0, 500), keep=st.integers(1, 12), seed=st.integers(0, 5))
-def test_first_windows_and_first_last_and_random_windows(length, keep, seed):
+def test_max_windows_keeps_the_first_or_first_last_and_random_windows(length, keep, seed):
     every = SlidingWindows(10, 5)(range(length))
     assert SlidingWindows(10, 5, max_windows=keep)(range(length)) == every[:keep]
     windows = SlidingWindows(10, 5, max_windows=keep, selection="first_last_random", seed=seed)
@@ -189,14 +189,14 @@ def test_the_choice_of_windows_depends_on_the_document_and_the_seed_alone():
 
 
 @pytest.mark.parametrize("windows", [*EVERY_CLASS, Truncate(6, max_windows=3, seed=7)])
-def test_windows_that_do_not_fit(windows):
+def test_windows_that_do_not_fit_are_refused(windows):
     assert windows.within(6) == windows
     assert windows.largest == 6
     with pytest.raises(ValueError, match=r"=6.* does not fit: .* 5 document tokens"):
         windows.within(5)
 
 
-def test_descriptions_are_read_back():
+def test_windows_are_restored_from_their_description():
     open_ = (Truncate(), WholeText(), SentenceWindows(max_sentences=1), FixedGrid(6, 4, 30))
     for windows in (*EVERY_CLASS, *open_, *(replace(w, max_windows=4, seed=7) for w in EVERY_CLASS)):
         assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
@@ -215,7 +215,7 @@ def halves(name, module=__name__):
     return dataclass(frozen=True)(type(name, (Windows,), methods))
 
 
-def test_rules_of_users_own_are_read_back():
+def test_user_windows_are_restored_from_their_description():
     windows = halves("Halves")(longest=30, max_windows=1)
     assert windows(range(9)) == [(0, 4)]
     assert windows.within(50) is windows
@@ -246,7 +246,7 @@ def test_rules_of_users_own_are_read_back():
         (lambda: Truncate(selection="last"), "selection='last'"),
     ],
 )
-def test_wrong_arguments(make, name):
+def test_wrong_arguments_are_refused_by_name(make, name):
     with pytest.raises(ValueError, match=name):
         make()
 
@@ -274,7 +274,7 @@ STRANGE = st.one_of(
 
 
 @given(text=STRANGE)
-def test_strange_texts(tokenizer, text):
+def test_windows_of_any_text_have_valid_spans(tokenizer, text):
     tokens = tokens_of(text, tokenizer)
     for windows in EVERY_CLASS:
         spans = windows(tokens)
@@ -288,7 +288,7 @@ def test_strange_texts(tokenizer, text):
 
 
 @pytest.mark.parametrize("span", [(-1, 4), (0, 5), (4, 2)])
-def test_a_rule_whose_windows_break_its_promise_is_refused(span):
+def test_user_windows_with_invalid_spans_are_refused(span):
     @dataclass(frozen=True, repr=False)
     class _Broken(Windows):
         largest = 4
@@ -305,7 +305,7 @@ def test_the_error_of_windows_that_do_not_fit_names_the_largest_one():
         SlidingWindows(6, 4).within(5)
 
 
-def test_a_rule_that_is_no_dataclass_is_asked_for_the_decorator():
+def test_the_error_of_user_windows_without_decorator_names_dataclass():
     class _Plain(Windows):
         size: int = 4
 
@@ -313,7 +313,7 @@ def test_a_rule_that_is_no_dataclass_is_asked_for_the_decorator():
         _Plain(size=3)
 
 
-def test_windows_end_with_the_text():
+def test_windows_beyond_the_end_of_the_text_are_shortened():
     @dataclass(frozen=True, repr=False)
     class _Long(Windows):
         largest = 4

@@ -331,7 +331,7 @@ def test_the_docstring_explains_every_argument(name):
         assert re.search(r"^`score = ", doc, re.MULTILINE)
 
 
-def test_the_docstring_of_a_class_describes_its_arguments_instead_of_a_base_class():
+def test_docstrings_describe_an_argument_in_the_words_of_the_nearest_class():
     assert "stride: 75, with windows of 150, in Boytsov" in ld.LateIR.__doc__
     assert "stride: tokens from one window's start" in ld.MaxP.__doc__
     assert "tokens in a chunk" in ld.CEDR.__doc__
