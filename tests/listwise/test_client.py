@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import pickle
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,7 +25,6 @@ from pyterrier_longdoc.listwise import (
     RankGPT,
 )
 
-from ..support import processes
 from ..support.llm import Scripted, candidates, oracle
 
 SMALL = {"schedule": BackToFront(4, 2)}
@@ -159,22 +160,26 @@ def asked(folder: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def start(folder: Path, slow_after: int = 10**6) -> int:
-    """Ranks in a process of its own, and returns its id; every call leaves a line in a file."""
+def rank_slowly(folder: Path, slow_after: int) -> None:
+    """Ranks, while every call leaves a line in a file."""
 
     def model(messages):
         # Atomic in a file opened to append; the reply comes later, as that of a server does.
         with (folder / "calls").open("a") as calls:
-            calls.write(f"{hash(str(messages))}\n")
+            calls.write(f"{hashlib.sha256(str(messages).encode()).hexdigest()}\n")
         # Slow after some calls, so that whoever is to kill the run finds it running, however busy the machine is.
         time.sleep(0.02 if len(asked(folder)) < slow_after else 1.0)
         return oracle(messages)
 
-    def rank():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        RankGPT(cached(model, folder / "replies.sqlite"), concurrency=4, **SMALL)(RUN).to_csv(folder / "run.csv")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    RankGPT(cached(model, folder / "replies.sqlite"), concurrency=4, **SMALL)(RUN).to_csv(folder / "run.csv")
 
-    return processes.start(rank)
+
+def start(folder: Path, slow_after: int = 10**6) -> subprocess.Popen:
+    """Ranks in a new process: Ctrl-C in a copy of this one may end in a fault of a library that is loaded here."""
+    call = f"rank_slowly(Path({str(folder)!r}), {slow_after})"
+    code = f"from pathlib import Path; from {__name__} import rank_slowly; {call}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.slow
@@ -182,15 +187,15 @@ def start(folder: Path, slow_after: int = 10**6) -> int:
 def test_a_killed_run_continues_without_repeating_calls(tmp_path, kill):
     child = start(tmp_path, slow_after=40)
     while len(asked(tmp_path)) < 37:
-        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        assert child.poll() is None
         time.sleep(0.005)
-    os.kill(child, kill)
-    assert processes.wait(child) == (-kill if kill == signal.SIGKILL else 1)
+    child.send_signal(kill)
+    assert child.wait(timeout=120) == -kill
     before, stored = asked(tmp_path), len(cached(oracle, tmp_path / "replies.sqlite").cache)
     # No more is lost than was under way, and nothing of what Ctrl-C waits for.
     assert 30 <= stored < 90
     assert len(before) - stored <= (4 if kill == signal.SIGKILL else 0)
-    assert processes.wait(start(tmp_path)) == 0
+    assert start(tmp_path).wait(timeout=120) == 0
     after = asked(tmp_path)
     assert len(after) - len(before) == 100 - stored  # each of 50 queries has two lists
     assert len(after) - len(set(after)) == len(before) - stored  # no reply that was stored is asked for again
