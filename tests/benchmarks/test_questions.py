@@ -71,7 +71,7 @@ def scored(qid: str, answer: float, others: list[float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["qid", "query", "docno", "title", "text", "label", "score"])
 
 
-def test_the_hardest_are_chosen_but_for_those_far_above_the_answer(monkeypatch):
+def test_the_hardest_negatives_exclude_those_scored_far_above_the_answer(monkeypatch):
     monkeypatch.setattr(train_questions, "EMPTY", 0.0)
     far = 2.0 + ABOVE
     frame = pd.concat([scored("a", 2.0, [0.5, far, 2.9, -1.0, 1.5, 0.7]), scored("b", 0.0, [far, far, far, 1.0])])
@@ -80,7 +80,7 @@ def test_the_hardest_are_chosen_but_for_those_far_above_the_answer(monkeypatch):
     assert chosen["label"].tolist() == [1, 0, 0, 0, 0]
 
 
-def test_some_negatives_become_empty_and_no_answer_does(monkeypatch):
+def test_some_negatives_become_empty_but_no_answer_does(monkeypatch):
     monkeypatch.setattr(train_questions, "EMPTY", 1.0)
     chosen = train_questions.hardest(scored("a", 2.0, [0.5, 1.0, 1.5, 0.7]))
     assert (chosen["text"] == "").sum() == 1
@@ -88,7 +88,7 @@ def test_some_negatives_become_empty_and_no_answer_does(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_long_passage_is_cut_so_that_the_answer_stays(seed):
+def test_a_long_passage_is_truncated_around_its_answer(seed):
     text = " ".join(f"w{i}" for i in range(300))
     start = text.index("w170")
     cut = train_questions.around(text, (start, start + len("w170 w171")), 50, train_questions.Random(seed))
@@ -97,7 +97,7 @@ def test_a_long_passage_is_cut_so_that_the_answer_stays(seed):
     assert train_questions.around("short text", (0, 5), 50, train_questions.Random(seed)) == "short text"
 
 
-def test_an_answer_and_its_copies_are_no_negatives():
+def test_answers_and_their_copies_are_not_negatives():
     text = " ".join(f"word{i}" for i in range(60))
     other = " ".join(f"other{i}" for i in range(60))
     passages = [Passage("d", "", each) for each in (text, f"  {text.upper()} ", f"{text} and more", other)]

@@ -328,7 +328,7 @@ def minilm(layers):
     return BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=layers).to_dict()
 
 
-def test_a_pass_of_bigbird_in_another_thread_waits_for_this_one():
+def test_bigbird_runs_one_pass_at_a_time():
     kinds: list[str] = []
     model = SimpleNamespace(device=torch.device("cpu"), set_attention_type=kinds.append)
     rules = BigBirdRules(block=4, random_blocks=1, sparse=True)

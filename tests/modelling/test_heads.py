@@ -340,7 +340,7 @@ def test_the_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
     ],
 )
 def test_checkpoints_that_cannot_aggregate_are_refused(save, family, kind, tmp_path):
-    """The first state of a language model has seen nothing; the others need words, or let padding in."""
+    """The first state of a language model sees no other token; other models need token ids or attend to padding."""
     with pytest.raises(ValueError, match=kind):
         build_head("parade-transformer", H, aggregator=save(tmp_path, family))
 

@@ -89,7 +89,7 @@ def test_a_small_memory_gives_the_same_scores(name, encoded):
 @BOTH
 @pytest.mark.parametrize("way", ["score", "forward", "all in inference mode"])
 def test_changed_weights_invalidate_cached_vectors(name, way):
-    """Also where torch does not count the writes, and where nothing that is made in inference mode has a count."""
+    """Even if torch does not count the writes, as for `.data` and for tensors created in inference mode."""
 
     def score(model) -> np.ndarray:
         with torch.no_grad():

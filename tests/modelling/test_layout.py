@@ -90,7 +90,7 @@ SHARED = pd.DataFrame(
 
 @pytest.mark.parametrize("kind", ["jina", "mosaic", "llama", "bert"])
 def test_inputs_of_the_shared_layout_equal_those_of_the_tokenizer(kind, tmp_path):
-    """Token for token those of `tokenizer(query, text, truncation="longest_first", max_length=3 + 4 + 13)`."""
+    """The same token ids as `tokenizer(query, text, truncation="longest_first", max_length=3 + 4 + 13)`."""
     if kind == "bert":
         model = make("FirstP", tiny.encoder(), layout="shared", window_size=13, max_query_len=4)
     else:
@@ -108,7 +108,7 @@ def test_inputs_of_the_shared_layout_equal_those_of_the_tokenizer(kind, tmp_path
 
 
 def test_coverage_counts_truncation_in_the_shared_layout(tmp_path):
-    """Of 17 tokens; a text counts once for each of its queries, a query if it was cut for one of its texts."""
+    """The budget is 17 tokens. A text counts once per query, and a query as truncated if it is for any text."""
     long, short = text_of(40), text_of(3)
     frame = tiny.frame([text_of(2), text_of(30), text_of(15)], [long, short])
     for options in ({}, {"score_cache": tmp_path / "scores"}, {"score_cache": tmp_path / "scores"}):
@@ -148,7 +148,7 @@ def test_the_padded_layout_has_the_positions_of_longformer_in_hugging_face(query
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_scores_depend_neither_on_the_batch_nor_on_its_padding(layout, tmp_path):
+def test_scores_do_not_depend_on_the_batch_or_its_padding(layout, tmp_path):
     backbone = tiny.cased(tiny.checkpoint(tmp_path, "roberta"))
     model = make("FirstP", backbone, layout=layout, window_size=12, max_query_len=4)
     table = ld.check_invariance(model, tiny.longer_results(), dtypes=(), tolerance=1e-5, verbose=False)

@@ -342,7 +342,7 @@ def test_the_vector_cache_in_memory_keeps_its_limit():
     assert 0 < sum(array.nbytes for array in cache._vectors.values()) <= 4000
 
 
-def test_a_relative_path_of_vectors_is_that_of_the_folder_in_which_it_was_given(tmp_path, monkeypatch):
+def test_a_relative_path_of_the_vector_cache_is_resolved_when_it_is_given(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     model = ld.MaxSim(PLAIN, window_size=20, vector_cache="vectors")
@@ -351,7 +351,7 @@ def test_a_relative_path_of_vectors_is_that_of_the_folder_in_which_it_was_given(
     assert (tmp_path / "vectors").is_file()
 
 
-def test_vectors_on_disk_serve_other_processes_bit_by_bit(tmp_path, encoded):
+def test_vectors_on_disk_give_later_models_exactly_the_same_scores(tmp_path, encoded):
     arguments = {"window_size": 20, "vector_cache": tmp_path / "deeper" / "vectors"}
     rows = frame(QUERIES, [LONG, "a dog", ""])
     first = scores(ld.MaxSim(PLAIN, **arguments), rows)
@@ -381,7 +381,7 @@ def test_vectors_on_disk_are_of_these_weights_and_settings(tmp_path, encoded):
     assert len(ArrayStore(tmp_path / "vectors", 10**9)) == 3 * stored
 
 
-def test_two_threads_with_one_file_have_the_scores_of_one(tmp_path, monkeypatch):
+def test_two_threads_can_share_a_vector_cache(tmp_path, monkeypatch):
     rows, shared = frame(QUERIES, [LONG, "a dog"]), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
     alone = scores(ld.MaxSim(PLAIN, vector_cache=tmp_path / "alone"), rows)
     assert np.abs(alone - scores(ld.MaxSim(PLAIN), rows)).max() > 1e-5  # rounded vectors make a difference
@@ -606,7 +606,7 @@ def test_lora_trains_attention_and_projection_of_a_checkpoint(results):
     assert any("attention" in name for name in changed)
 
 
-def test_validation_leaves_the_vector_cache_alone(plain_encoder, results, tmp_path):
+def test_validation_does_not_write_to_the_vector_cache(plain_encoder, results, tmp_path):
     recipe = ld.TrainingArgs(max_steps=2, queries_per_step=2, negatives=1)
     model = ld.MaxSim(plain_encoder, window_size=20, training=recipe, vector_cache=tmp_path / "vectors")
     model.fit(results, QRELS, results, QRELS)

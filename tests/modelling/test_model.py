@@ -65,7 +65,7 @@ def scores(scorer, queries=QUERIES, texts=TEXTS) -> np.ndarray:
     return scorer.score(queries, texts).scores
 
 
-def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypatch):
+def test_a_head_without_a_score_for_each_document_is_refused_by_name(roberta, monkeypatch):
     scorer = make(roberta)
     monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
     with pytest.raises(
@@ -102,7 +102,7 @@ def test_scores_do_not_depend_on_the_size_of_blocks(backbone, monkeypatch):
     ("model", "layout"),
     [("backbone", "pair"), ("backbone", "padded"), ("roberta", "padded"), ("roberta", "longformer")],
 )
-def test_the_id_of_padding_does_not_matter(request, model, layout):
+def test_scores_do_not_depend_on_the_padding_id(request, model, layout):
     scorer = make(request.getfixturevalue(model), layout=layout)
     expected = scores(scorer)
     for pad_id in (1, 50):

@@ -176,7 +176,7 @@ def test_random_layers_of_a_custom_encoder_cause_a_warning_with_another_aggregat
 
 
 @pytest.mark.parametrize("name", ["CEDR-knrm", "PARADE-query"])
-def test_an_encoder_of_vectors_alone_is_refused_by_heads_that_need_tokens(name, cross_encoder, results):
+def test_heads_that_need_tokens_refuse_an_encoder_of_window_vectors(name, cross_encoder, results):
     class Vectors(WindowEncoder):
         def forward(self, pairs, *, coverage=None, **needs):
             encoded = super().forward(pairs, coverage=coverage)

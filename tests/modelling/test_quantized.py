@@ -95,7 +95,7 @@ def test_coverage_names_precision_and_runtime(int8, candidates):
     assert (int8.coverage.dtype, int8.coverage.runtime) == ("int8", "openvino")
 
 
-def test_a_score_depends_on_query_and_text_alone(int8, candidates):
+def test_a_score_only_depends_on_query_and_text(int8, candidates):
     together = scores(int8, candidates)
     alone = np.concatenate([scores(int8, candidates.iloc[[row]]) for row in range(5)])
     np.testing.assert_allclose(alone, together[:5], atol=1e-4)

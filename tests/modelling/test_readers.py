@@ -92,7 +92,7 @@ def test_an_empty_query_and_an_empty_text_leave_the_special_tokens():
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_where_there_are_no_special_tokens_an_empty_input_is_one_token_of_padding(size):
+def test_without_special_tokens_an_empty_input_is_a_padding_token(size):
     one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
     assert one.ids.tolist() == [PAD] * max(1, size)
     assert one.mask is None or one.mask.tolist() == [True, False, False]

@@ -458,7 +458,7 @@ def test_start_from_takes_over_all_weights(name, results):
 
 
 def test_start_from_a_bi_encoder_takes_over_the_backbone(results, tmp_path):
-    """Of which the backbone alone is taken: its states are those that the bi-encoder pools."""
+    """Only the backbone is taken over: its states are those that the bi-encoder pools."""
     trained = tiny.checkpoint(tmp_path / "embeds", labels=None, seed=3)
     sizes = {"window_size": 12, "stride": 6}
     other = ld.BiEncoder(trained, **sizes)
@@ -494,7 +494,7 @@ def test_start_from_something_without_suitable_weights_is_refused(results, tmp_p
 @pytest.mark.skipif(os.name != "posix", reason="files have no such modes")
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_files_have_the_mode_that_the_umask_leaves(umask, results, tmp_path):
-    """Of a model, an adapter, and the state of a training, also where there was one before."""
+    """Files of a model, an adapter, and a training state, including those that are overwritten."""
     before = os.umask(umask)
     try:
         model = make("MaxP", training=replace(LORA, checkpoint=tmp_path / "state"), preselect=ld.FirstK(2))

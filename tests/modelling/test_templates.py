@@ -84,7 +84,7 @@ def test_built_in_templates_have_the_expected_token_ids(name):
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("string", ["Query:{query}", "a:({query})", "{query} find"])
-def test_no_word_of_a_template_is_lost_in_a_token_of_query_or_text(string, apart):
+def test_template_words_are_not_merged_with_words_of_query_or_text(string, apart):
     tokenizer = tiny_long.byte_tokenizer()
     tokenizer.add_tokens([":a", "(a", "a)"])  # as vocabularies of real models have them
     after = string.replace("{query}", "{text}")

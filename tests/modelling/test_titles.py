@@ -60,7 +60,7 @@ def test_the_title_precedes_the_text_in_each_window(cross_encoder):
 
 
 @pytest.mark.parametrize("title", ["", None, np.nan])
-def test_without_a_title_a_window_is_read_alone_and_without_a_text_the_title(title, cross_encoder):
+def test_missing_titles_and_texts_are_left_out_of_the_input(title, cross_encoder):
     model = ld.MaxP(cross_encoder, window_size=6, stride=4, **TITLED)
     assert inputs(model, frame("red sun", title)) == ["[CLS] old dog [SEP] red sun [SEP]"]
     assert inputs(model, frame(title, BODY)) == [
@@ -124,7 +124,7 @@ def test_every_family_reads_titles(name, results):
 
 
 def test_titles_are_repeated_as_by_sliding_of_pyterrier():
-    """Where it neither drops the end of a text nor fails on a short one, a model over its passages gives our scores."""
+    """Scores are equal for texts of which `sliding` does not drop the end."""
     rows = pd.DataFrame(
         [
             {"qid": "1", "query": "old dog", "docno": f"d{i}", "title": title, "body": " ".join(words), "score": 1.0}
@@ -142,7 +142,7 @@ def test_titles_are_repeated_as_by_sliding_of_pyterrier():
 
 
 def test_bm25_counts_the_words_of_titles(cross_encoder):
-    """Each window holds the title's word then, so that it tells nothing about which to keep."""
+    """Every window then contains the title's word, so the word does not distinguish windows."""
     text = "cat cat rain cat fish cat wind bird"
     chosen = {}
     for title in ("", "rain rain rain"):

@@ -174,7 +174,7 @@ def test_max_windows_keeps_the_first_or_first_last_and_random_windows(length, ke
     assert windows(range(length)) == spans
 
 
-def test_the_choice_of_windows_depends_on_the_document_and_the_seed_alone():
+def test_random_windows_only_depend_on_the_document_and_the_seed():
     def choice(document, seed=42):
         windows = SlidingWindows(10, 5, max_windows=6, selection="first_last_random", seed=seed)
         return tuple(windows(document))

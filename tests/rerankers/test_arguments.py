@@ -307,7 +307,7 @@ def test_a_trained_model_refuses_changes_that_discard_its_weights(name, changes)
 
 
 def test_arguments_may_be_numbers_of_numpy(results, tmp_path):
-    """As they come from an array of settings to compare; a model with them could not be saved."""
+    """Values from an array of settings are converted, so that the model can be saved."""
     size, seed = np.array([12, 7])
     model = make("KMaxP", window_size=size, k=seed, seed=seed, preselect=ld.BM25Windows(size))
     model.max_query_len, model.training = size, ld.TrainingArgs(seed=seed, learning_rates={"": 1e-3})

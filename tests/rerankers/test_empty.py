@@ -62,7 +62,7 @@ def test_every_model_counts_empty_texts_and_queries_and_warns(name):
 
 
 @pytest.mark.parametrize("unseen", UNSEEN)
-def test_invisible_characters_are_no_text(unseen, cross_encoder):
+def test_invisible_characters_do_not_count_as_text(unseen, cross_encoder):
     model = make("MaxP", cross_encoder)
     frame = RUN.head(2).assign(text=["a dog", unseen])
     assert model(frame)["score"][1] == pytest.approx(model(frame.assign(text=["a dog", ""]))["score"][1])
@@ -72,7 +72,7 @@ def test_invisible_characters_are_no_text(unseen, cross_encoder):
     assert counts(model.coverage) == (2, 0, 2, 1)
 
 
-def test_every_visible_character_is_text(cross_encoder):
+def test_every_visible_character_counts_as_text(cross_encoder):
     model = make("MaxP", cross_encoder)
     assert told(lambda: model(RUN.head(5).assign(text=["\u00a8", "?", "犬", "\U0001f415", "٣"]))) == []
 

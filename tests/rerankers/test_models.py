@@ -305,7 +305,7 @@ def test_options_that_a_backbone_lacks_are_refused(family, arguments, word, tmp_
 
 
 def test_a_model_saved_with_flash_attention_is_loaded_with_another_attention(tmp_path):
-    """Saved where flash attention is installed, loaded where it is not."""
+    """The model was saved on a machine with flash attention and is loaded on one without."""
     model = ld.LongP(tiny_long.decoder(tmp_path / "decoder", "llama"), device="cpu")
     expected = scores(model, TEXTS)
     backbone = model.model.backbone

@@ -191,7 +191,7 @@ def test_a_missing_text_column_is_refused(fresh, results, nothing_loads):
         fresh(results.drop(columns="text"))
 
 
-def test_a_missing_query_column_is_not_called_a_missing_text(results, nothing_loads):
+def test_the_error_of_a_missing_query_column_does_not_recommend_a_text_loader(results, nothing_loads):
     with pytest.raises(pt.validate.InputValidationError, match="query") as caught:
         make("MaxP")(results.drop(columns=["text", "query"]))
     assert "text_loader" not in str(caught.value)
@@ -332,7 +332,7 @@ def test_coverage_counts_documents_queries_and_tokens(fresh, name, results):
 
 
 def test_without_max_query_len_a_query_uses_all_tokens_that_fit(name, results, tmp_path):
-    """Windows of no given size leave a quarter of 128 tokens, 31 without the special ones, to queries."""
+    """Without a window size, queries get a quarter of 128 tokens: 31 without special tokens."""
     query = "snow in the city " * 7  # 28 tokens
     frame = results.assign(query=[query, query, *results["query"][2:4], query])
     whole, short = make(name, max_query_len=None), make(name, max_query_len=4)
@@ -428,7 +428,7 @@ def test_an_untrained_model_warns_once(name, plain_encoder, cross_encoder, resul
         assert all(type(model).__name__ in message for message in told)
 
 
-def test_construction_touches_neither_weights_nor_random_state(name, nothing_loads):
+def test_constructing_a_model_loads_no_weights_and_keeps_the_random_state(name, nothing_loads):
     make(name, "no/such-model")  # checkpoints among its arguments are made when they are first needed
     state = torch.get_rng_state()
     made = make(name, "no/such-model")
@@ -493,7 +493,7 @@ def test_rank_refuses_values_that_are_not_texts(query, texts, argument):
 
 
 @pytest.mark.parametrize("field", [("title", "text"), "qid", "query", "docno", "number", "score", "rank"], ids=str)
-def test_rank_refuses_a_text_field_that_is_a_column_of_its_own(field):
+def test_rank_refuses_a_text_field_that_it_cannot_fill(field):
     with pytest.raises(ValueError, match="text_field"):
         make("MaxP", text_field=field).rank("cat", ["a cat"])
 

@@ -116,7 +116,7 @@ def test_a_folder_cannot_set_the_device_of_the_model_that_selects_windows(plain_
 
 
 def test_no_folder_chooses_the_code_of_attention(saved):
-    """A name of the hub, from which transformers would fetch it."""
+    """Transformers would download an attention implementation named by a repository."""
     config = json.loads((saved / "config.json").read_text())
     config["encoder"]["config"]["attn_implementation"] = "somebody/attention"
     (saved / "config.json").write_text(json.dumps(config))

@@ -221,7 +221,7 @@ def test_an_interrupted_run_continues_with_the_stored_scores(path, results, enco
 
 
 def test_validations_of_fit_are_not_stored(path, results):
-    """They are of weights that no later run has."""
+    """Their weights are not used by later runs."""
     model = make("MaxP", score_cache=path, training=replace(FAST_LEARNING, epochs=3))
     model.fit(results, QRELS, results, QRELS)
     assert len(model.history["validation"].dropna()) == 3

@@ -144,7 +144,7 @@ ALL = TrainingArgs(judged="all")
 
 
 def test_add_judged_adds_judged_documents_that_were_not_retrieved():
-    """All positives, and as negatives the judged ones beside those retrieved: FlexNeuART's export of training data."""
+    """Adds all positives and judged negatives to the retrieved documents, as FlexNeuART's export of training data."""
     run = RUN.assign(text=TEXTS)
     before = run.copy()
     added = add_judged(run, JUDGED, text_loader=LOADER)
@@ -295,7 +295,7 @@ def test_lists_contain_a_positive():
     assert all(len(candidates) == 6 for _, candidates in draw_epoch(GROUPS, replace(LISTWISE, negatives=99), 0))
 
 
-def test_draws_depend_on_seed_and_epoch_alone():
+def test_draws_only_depend_on_seed_and_epoch():
     args = TrainingArgs()
     state = random.getstate()
     first = draw_epoch(GROUPS, args, 3)

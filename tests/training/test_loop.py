@@ -76,7 +76,7 @@ def test_the_longest_matching_prefix_gives_the_learning_rate():
     }
 
 
-def test_weight_decay_of_matrices_leaves_biases_alone():
+def test_weight_decay_of_matrices_excludes_biases():
     groups = make_optimizer(Toy(), TrainingArgs(weight_decay=0.1, decay="matrices")).param_groups
     assert all((group["weight_decay"] == 0.1) == (p.ndim > 1) for group in groups for p in group["params"])
     assert sum(len(group["params"]) for group in groups) == 5
@@ -191,7 +191,7 @@ def test_a_step_adds_the_gradients_of_its_queries(changes, expected):
 
 
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
-def test_queries_per_forward_makes_no_difference(name, calm):
+def test_queries_per_forward_does_not_change_the_weights(name, calm):
     with optimizer_steps() as steps:
         for together in (1, 5):
             fitted(calm, name, queries_per_step=5, epochs=1, queries_per_forward=together)
@@ -279,7 +279,7 @@ def test_evaluate_gives_the_mean_over_queries(metric, expected):
     assert evaluate(SCORED, JUDGED_SCORED, metric) == pytest.approx(expected)
 
 
-def test_labels_may_be_whole_numbers_in_text():
+def test_labels_may_be_whole_numbers_as_strings():
     written = JUDGED_SCORED.assign(label=["1.0", "2.0"])  # as pandas writes a column that had a gap
     assert evaluate(SCORED, written, "RR") == evaluate(SCORED, JUDGED_SCORED, "RR")
 
@@ -499,7 +499,7 @@ def test_lora_only_changes_its_target_layers_and_keeps_the_best_weights(cross_en
 
 
 @pytest.mark.parametrize("targets", [("nowhere",), ("query", "LayerNorm")])
-def test_lora_that_does_not_fit_leaves_the_model_alone(targets, cross_encoder):
+def test_unsuitable_lora_targets_are_refused_without_changing_the_model(targets, cross_encoder):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, lora=Lora(targets=targets)))
     model.model.head.requires_grad_(False)
     before, trainable = weights(model), [p.requires_grad for p in model.model.parameters()]

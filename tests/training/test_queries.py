@@ -136,7 +136,7 @@ def test_errors_say_why_nothing_can_be_trained_on(run, judged, named):
     ],
 )
 def test_coverage_after_fit_is_that_of_transform(name, changes, cross_encoder):
-    """Where each candidate is drawn, and a text that is drawn twice counts once."""
+    """If every candidate is drawn; a text that is drawn twice counts once."""
     recipe = TrainingArgs(sampling="pointwise", loss="pointwise_bce", epochs=2)
     run = RUN.assign(query=RUN["query"] + " the old")
     model = make(name, training=recipe, **changes).fit(run, JUDGED)

@@ -133,7 +133,7 @@ def test_the_model_of_a_fold_is_not_trained_on_its_queries(validation):
     assert folds.models[0](others)["score"].sum() == 4
 
 
-def test_each_model_is_the_one_trained_on_the_other_folds(maxp, whole):
+def test_each_model_equals_one_trained_on_the_other_folds(maxp, whole):
     folds, _ = whole
     for own, model in list(zip(FOLDS, folds.models, strict=True))[:2]:
         rest, test = RUN[~RUN["qid"].isin(own)], RUN[RUN["qid"].isin(own)]

@@ -218,7 +218,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 )
 @pytest.mark.parametrize(("first", "then"), [({"max_steps": 4}, {"max_steps": 8}), ({"epochs": 1}, {"epochs": 3})])
 def test_an_extended_training_ends_with_the_same_weights(changes, first, then, cross_encoder, tmp_path):
-    """Under a schedule that does not depend on the length, with dropout, in the middle and at the end of an epoch."""
+    """With dropout, in the middle and at the end of an epoch, under a schedule that does not depend on the length."""
     args = replace(RECIPE, schedule="constant", warmup=0.0, **changes)
     whole = make("MaxP", cross_encoder, training=replace(args, **then)).fit(RUN, JUDGED)
     args = replace(args, checkpoint=tmp_path)
