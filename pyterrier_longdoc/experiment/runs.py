@@ -70,11 +70,10 @@ class QueryEvaluator:
         if filter_by_topics:
             judged = judged[judged["qid"].isin(set(topics["qid"]))]
         if not len(judged) or not len(topics):
-            ids = (", ".join(map(repr, frame["qid"].unique()[:3].tolist())) or "none" for frame in (topics, qrels))
+            found, judging = (", ".join(map(repr, f["qid"].unique()[:3].tolist())) or "none" for f in (topics, qrels))
             raise ValueError(
-                "qrels and topics have no qid in common (topics: {}; qrels: {}): use the qrels of these topics".format(
-                    *ids
-                )
+                f"qrels and topics have no qid in common (topics: {found}; qrels: {judging}): use the qrels of these "
+                f"topics"
             )
         measures = _named_measures(metrics)
         self.qids = judged["qid"].drop_duplicates().tolist()

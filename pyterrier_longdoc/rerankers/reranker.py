@@ -135,7 +135,7 @@ class Reranker(NotebookMixin, pt.Transformer):
 
     _sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
-    encoder_class: ClassVar[type[Any]] = WindowEncoder
+    encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -318,7 +318,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if explanations else ""
         field = " ".join(window_fields(self.text_field, self.repeat))
         return {
-            **columns_of(explanations, getattr(self.encoder_class, "explains", ())),
+            **columns_of(explanations, self.encoder_class.explains),
             "window_tokenizer": [tokenizer] * len(explanations),
             "window_field": [field] * len(explanations),
             "window_digest": list(map(digest_of_text, texts)),
