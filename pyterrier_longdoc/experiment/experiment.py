@@ -11,13 +11,12 @@ import pandas as pd
 
 from ..common.arguments import check_arguments, check_seeds, plain
 from ..common.files import import_extra
-from ..common.frames import as_strings, check_columns
+from ..common.frames import as_strings, check_columns, labels_of
 from ..common.progress import work_bar
 from ..common.warnings import warn
 from .checks import check_runs
 from .cost import Cost
 from .efficiency import efficiency_table
-from .explain_query import Rankings, relevant_documents
 from .results import ExperimentResults
 from .runner import EvaluatedRun, Runner
 from .runs import QueryEvaluator, RunFolder, experiment_settings
@@ -129,7 +128,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         check_arguments("int | None", at_least=0, round=decimals)
     settings = experiment_settings(topics, fold_list, labels)
     folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, by_name)
-    relevant = relevant_documents(qrels, evaluator.qids)
+    judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
+    judged = judged[(labels_of(qrels, "qrels") > 0) & judged["qid"].isin(set(evaluator.qids))]
+    relevant = judged.drop_duplicates(["qid", "docno"])
     runner = Runner(topics, evaluator, relevant, folder, batch_size, efficiency)
     outcomes: dict[str, list[EvaluatedRun]] = {}
     number = sum(len(parts) for runs in system_runs.values() for parts in runs)
@@ -150,10 +151,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         checks=check_runs(outcomes, evaluator.qids, statistics),
         settings={**settings, "papers": list(papers)},
         folder=None if save_dir is None else Path(save_dir),
-        rankings=Rankings(
-            topics[[column for column in ("qid", "query") if column in topics.columns]].reset_index(drop=True),
-            ranks.reset_index(level="name").reset_index(drop=True),
-        ),
+        topics=topics.reindex(columns=[name for name in ("qid", "query") if name in topics]).reset_index(drop=True),
+        ranks=ranks.reset_index(level="name").reset_index(drop=True),
     )
     if save_dir is not None:
         results.save(save_dir)

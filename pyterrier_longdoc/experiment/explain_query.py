@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import changed
-from ..common.files import write_lines
-from ..common.frames import as_strings, labels_of, texts_of, window_fields, with_windows_in
+from ..common.frames import as_strings, texts_of, window_fields, with_windows_in
 from ..common.presentation import NotebookMixin
 from ..common.runs import stages_of
 from .runs import RunByQuery, run_by_query
@@ -27,41 +25,6 @@ SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
 WINDOW_COLUMNS = [
     "name", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Rankings:
-    """The ranks of the relevant documents in each system (with its first seed).
-
-    `ranks` has the columns `name, qid, docno, label, rank, tied`, with a row for each system and document with a label
-    above 0. `rank` starts at 0 and is missing if the document was not returned. `tied` is true if the system has tied
-    scores for this query, and missing if it returned nothing.
-    """
-
-    topics: pd.DataFrame  # `qid` and, if known, `query`
-    ranks: pd.DataFrame
-
-    def save(self, folder: Path) -> None:
-        """Write one file for each frame."""
-        for name in ("topics", "ranks"):
-            write_lines(folder / f"{name}.csv.gz", [getattr(self, name).to_csv(index=False).rstrip("\n")])
-
-    @classmethod
-    def load(cls, folder: Path) -> Rankings | None:
-        """Return the rankings that `save` wrote; None if there are none."""
-        if not (folder / "ranks.csv.gz").is_file():
-            return None
-        options: dict[str, Any] = {"keep_default_na": False, "na_values": {"rank": [""], "tied": [""]}}
-        options["dtype"] = dict.fromkeys(("name", "qid", "docno", "query"), str) | {"rank": "Int64", "tied": "boolean"}
-        topics, ranks = (pd.read_csv(folder / f"{name}.csv.gz", **options) for name in ("topics", "ranks"))
-        return cls(topics, ranks)
-
-
-def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame:
-    """Return `qid, docno, label` of the judgements above 0 for these queries."""
-    judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
-    relevant = judged[(labels_of(qrels, "qrels") > 0) & judged["qid"].isin(set(qids))]
-    return relevant.drop_duplicates(["qid", "docno"])
 
 
 def with_ranks(documents: pd.DataFrame, run: RunByQuery) -> pd.DataFrame:
@@ -166,17 +129,17 @@ def explain_query(
     qid: str,
     values: pd.DataFrame,
     seeds: Mapping[str, Sequence[int | None]],
-    rankings: Rankings | None,
+    topics: pd.DataFrame | None,
+    ranks: pd.DataFrame | None,
     systems: Mapping[str, Any] | None,
     top: int,
 ) -> QueryExplanation:
     """Explain an evaluated query; see `ExperimentResults.why`."""
     names, no_windows = list(values.index), pd.DataFrame(columns=WINDOW_COLUMNS)
-    if rankings is None:
+    if topics is None or ranks is None:
         relevant = pd.DataFrame(columns=["docno", "label", *names])
-        return QueryExplanation(qid, None, values, relevant, no_windows, ["these results hold no rankings"])
-    topic = rankings.topics[rankings.topics["qid"] == qid]
-    ranks = rankings.ranks[rankings.ranks["qid"] == qid]
+        return QueryExplanation(qid, None, values, relevant, no_windows, ["these results hold no ranks"])
+    topic, ranks = topics[topics["qid"] == qid], ranks[ranks["qid"] == qid]
     relevant, notes = _relevant_table(ranks, names)
     first_seeds = [f"{name} ({labels[0]})" for name, labels in seeds.items() if len(labels) > 1]
     if first_seeds:

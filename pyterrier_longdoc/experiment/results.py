@@ -18,7 +18,7 @@ from ..common.citations import bibtex
 from ..common.files import write_lines
 from ..common.runs import EXACT_FLOATS, read_run
 from .checks import CHECK_COLUMNS
-from .explain_query import QueryExplanation, Rankings, explain_query
+from .explain_query import QueryExplanation, explain_query
 from .runs import aggregate, run_files
 from .significance import Statistics, Test, baseline_names, compare, mean_over_seeds
 from .tables import Decimals, paper_table
@@ -39,7 +39,10 @@ class ExperimentResults:
         checks: one row per failed check.
         settings: how the runs were made: versions, folds and so on.
         folder: the folder of the runs; None if they were not saved.
-        rankings: the ranks of the relevant documents; None if unknown.
+        topics: `qid` and, if known, `query`.
+        ranks: the rank of each document with a label above 0 in each system, for its first seed: `name, qid, docno,
+            label, rank, tied`. `rank` starts at 0 and is missing if the document was not returned. `tied` is true if
+            the system has tied scores for this query, and missing if it returned nothing.
     """
 
     values: Mapping[str, np.ndarray]
@@ -53,7 +56,8 @@ class ExperimentResults:
     checks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CHECK_COLUMNS))
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
-    rankings: Rankings | None = None
+    topics: pd.DataFrame | None = None
+    ranks: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         self.statistics.check_names(self.names)
@@ -184,7 +188,7 @@ class ExperimentResults:
         for baseline in self.statistics.baseline:
             differences = values[self.measures] - by_name[baseline]
             values = values.join(differences.add_suffix(f" - {baseline}"))
-        return explain_query(self.qids[row], values, self.seeds, self.rankings, systems, top)
+        return explain_query(self.qids[row], values, self.seeds, self.topics, self.ranks, systems, top)
 
     def citations(self) -> str:
         """Return the BibTeX entries of the papers behind the experiment's models and collections."""
@@ -220,11 +224,10 @@ class ExperimentResults:
         write_lines(folder / "results.json", [json.dumps(settings, indent=1)])
         frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}
+        frames |= {"topics.csv.gz": self.topics, "ranks.csv.gz": self.ranks}
         for file, frame in frames.items():
             if frame is not None:
                 write_lines(folder / file, [frame.to_csv(index=False).rstrip("\n")])
-        if self.rankings is not None:
-            self.rankings.save(folder)
         write_lines(folder / "table.md", [self.to_markdown()])
         write_lines(folder / "table.tex", [self.to_latex()])
 
@@ -239,7 +242,13 @@ class ExperimentResults:
         parts = np.split(column.to_numpy(dtype="float64"), ends[:-1])
         statistics = settings.pop("statistics")
         statistics |= {"baseline": tuple(statistics["baseline"]), "test": test or statistics["test"]}
-        efficiency = folder / "efficiency.csv"
+        types = dict.fromkeys(("name", "qid", "docno", "query"), str) | {"rank": "Int64", "tied": "boolean"}
+
+        def read(file: str, **options: Any) -> pd.DataFrame | None:
+            """Return a frame that `save` wrote if it was known; only numbers can be missing."""
+            path = folder / file
+            return pd.read_csv(path, keep_default_na=False, **options) if path.is_file() else None
+
         return cls(
             {name: part.reshape(-1, len(qids), len(measures)) for name, part in zip(seeds, parts, strict=True)},
             seeds,
@@ -247,9 +256,10 @@ class ExperimentResults:
             measures,
             Statistics(**statistics),
             round=settings.pop("round"),
-            efficiency=pd.read_csv(efficiency, keep_default_na=False, na_values=[""]) if efficiency.is_file() else None,
+            efficiency=read("efficiency.csv", na_values=[""]),
             checks=pd.read_csv(folder / "checks.csv", keep_default_na=False),
             settings=settings,
             folder=folder,
-            rankings=Rankings.load(folder),
+            topics=read("topics.csv.gz", dtype=types),
+            ranks=read("ranks.csv.gz", dtype=types, na_values={"rank": [""], "tied": [""]}),
         )

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ import pyterrier as pt
 
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
-from ..common.frames import as_strings
 from ..common.key import key
-from ..common.runs import read_run, stages_of
+from ..common.runs import stages_of
 from .cost import Cost, measuring
 from .explain_query import with_ranks
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
@@ -90,10 +88,9 @@ class Runner:
             self.last_candidates = None
         pipeline = part.make()
         if not isinstance(pipeline, pt.Transformer):
-            frame = _as_frame(pipeline, part)
             if self.folder is not None:
-                self.folder.write(part, frame, None, None)
-            return frame
+                self.folder.write(part, pipeline, None, None)
+            return pipeline
         outcome.papers += papers_of_pipeline(pipeline)
         topics = self.topics if part.fold is None else part.fold.test_topics
         trained = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
@@ -153,16 +150,6 @@ def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:
     for stage in stages:
         frame = stage.transform(frame)
     return frame
-
-
-def _as_frame(run: Any, part: RunPart) -> pd.DataFrame:
-    if isinstance(run, str | Path):
-        run = read_run(run)
-    if not isinstance(run, pd.DataFrame):
-        raise ValueError(f"the factory of {part} returned a {type(run).__name__}, not a pipeline or a run")
-    if part.fold is not None and "qid" in run.columns:
-        run = run[as_strings(run["qid"]).isin(set(part.fold.test_topics["qid"])).to_numpy()]
-    return run
 
 
 def count_doubtful(run: RunByQuery, qids: Sequence[str]) -> dict[str, int]:

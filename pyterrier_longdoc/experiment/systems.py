@@ -12,6 +12,12 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from ..common.frames import as_strings
+from ..common.runs import read_run
+
+_READY = pt.Transformer | pd.DataFrame | str | Path
+"""A pipeline, or a run as a frame or the path of a file."""
+
 
 @dataclass(frozen=True, eq=False)
 class Fold:
@@ -57,10 +63,17 @@ class RunPart:
     fold: Fold | None  # None for all topics
     source: Any  # a pipeline, a run (frame or path), or a function that returns one of these
 
-    def make(self) -> Any:
-        """Return the pipeline or run, calling the source if it is a function."""
-        is_made = isinstance(self.source, pt.Transformer | pd.DataFrame | str | Path)
-        return self.source if is_made else self.source()
+    def make(self) -> pt.Transformer | pd.DataFrame:
+        """Return the pipeline or the rows of the run, calling the source if it is a function."""
+        made = self.source if isinstance(self.source, _READY) else self.source()
+        if isinstance(made, pt.Transformer):
+            return made
+        run = read_run(made) if isinstance(made, str | Path) else made
+        if not isinstance(run, pd.DataFrame):
+            raise ValueError(f"the factory of {self} returned a {type(run).__name__}, not a pipeline or a run")
+        if self.fold is not None and "qid" in run.columns:
+            run = run[as_strings(run["qid"]).isin(set(self.fold.test_topics["qid"])).to_numpy()]
+        return run
 
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
@@ -102,10 +115,9 @@ def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.D
 
 def runs_of_system(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[list[RunPart]]:
     """Return the runs of one system, each as a list of parts: one, or one per fold."""
-    single = pt.Transformer | pd.DataFrame | str | Path
-    if isinstance(system, single):
+    if isinstance(system, _READY):
         return [[RunPart(name, None, None, system)]]
-    if isinstance(system, list | tuple) and all(isinstance(member, single) for member in system):
+    if isinstance(system, list | tuple) and all(isinstance(member, _READY) for member in system):
         labels = list(range(len(system))) if seeds is None else list(seeds)
         if not system or len(labels) != len(system):
             raise ValueError(f"{name!r} has {len(system)} runs, but seeds= has {len(labels)}: give one run per seed")
@@ -125,8 +137,9 @@ def runs_of_system(name: str, system: Any, seeds: Sequence[int] | None, folds: S
     run_seeds: Sequence[int | None] = seeds if seeds and "seed" in parameters else [None]
     run_folds: Sequence[Fold | None] = folds if folds and "fold" in parameters else [None]
 
-    def make_part(seed: int | None, fold: Fold | None) -> RunPart:
-        arguments = {argument: value for argument, value in (("seed", seed), ("fold", fold)) if value is not None}
-        return RunPart(name, seed, fold, partial(system, **arguments))
-
-    return [[make_part(seed, fold) for fold in run_folds] for seed in run_seeds]
+    runs = []
+    for seed in run_seeds:
+        seeded = system if seed is None else partial(system, seed=seed)
+        sources = [(fold, seeded if fold is None else partial(seeded, fold=fold)) for fold in run_folds]
+        runs.append([RunPart(name, seed, fold, source) for fold, source in sources])
+    return runs

@@ -154,7 +154,7 @@ def test_notes_say_which_information_is_missing(results):
     by_hand = ExperimentResults({"a": np.ones((1, 1, 1))}, {"a": [None]}, ["7"], ["AP"], Statistics())
     told = by_hand.why(7)
     assert told.values["AP"].tolist() == [1.0]
-    assert told.notes == ["these results hold no rankings"]
+    assert told.notes == ["these results hold no ranks"]
 
 
 def test_unknown_queries_are_refused(results):
