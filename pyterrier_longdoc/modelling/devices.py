@@ -56,11 +56,6 @@ def in_own_memory(model: nn.Module) -> None:
             tensor.data = tensor.data.clone()
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a precision, as in `dtype=`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def has_bfloat16(device: torch.device) -> bool:
     """Return whether a device has instructions for matrix products in bfloat16: emulation is slow."""
     if device.type == "cuda":

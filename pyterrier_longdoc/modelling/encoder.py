@@ -20,7 +20,6 @@ from ..common import frames
 from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
-from .devices import dtype_name
 from .heads.base import WarmStart
 from .inputs import Encoded, Input, Inputs, Matches, Pass, QueryStates, Settings, collate, to_dense
 from .quantized import QuantizedRuntime
@@ -104,31 +103,32 @@ class WindowEncoder(nn.Module):
     @property
     def computed_in(self) -> tuple[str | None, str | None]:
         """The precision and the runtime of the backbone; both None for external scorers."""
-        precision = dtype_name(self.settings.dtype) if self.quantized is None else self.quantized.precision
-        return precision, self.runtime.name
+        if self.quantized is not None:
+            return self.quantized.precision, self.runtime.name
+        return str(self.settings.dtype).removeprefix("torch."), self.runtime.name
 
     def use(self, settings: Settings, needs: str) -> None:
         """Apply settings for a head with these needs; ValueError if they do not fit the backbone."""
-        self.check_needs(needs)
+        if needs != "cls" and (why := getattr(self.backbone, "lacks_states", "")):
+            raise ValueError(f"this head needs token states of query and text, but {why}")
+        if needs == "last" and self.state_size != self.hidden_size:
+            raise ValueError(
+                f"this head needs states and vectors of the same width, but the checkpoint turns states of "
+                f"{self.state_size} features into vectors of {self.hidden_size}"
+            )
         name = choose_runtime(settings.runtime, self, needs, settings.device, settings.dtype)
         if self.quantized is not None:
             self.runtime = self.quantized
         elif name != self.runtime.name:
             self.runtime = self.make_runtime(name)
-        reader = self.make_reader(settings)
-        self._check_reader(reader, settings)
+        reader, has_template = self.make_reader(settings), self.origin.template is not None or self.origin.options.prompt
+        for name, ignored in (
+            ("layout", settings.layout.is_for_pairs and not reader.follows_layout),
+            ("template", has_template and not reader.follows_template),
+        ):
+            if ignored:
+                raise ValueError(f"{name}= would have no effect: {type(reader).__name__} has its own input format")
         self.reader, self.settings = reader, settings
-
-    def _check_reader(self, reader: Reader, settings: Settings) -> None:
-        """Raise ValueError if the reader would ignore a layout or a template."""
-        ignored = []
-        if settings.layout.is_for_pairs and not reader.follows_layout:
-            ignored.append("layout")
-        if (self.origin.template is not None or self.origin.options.prompt) and not reader.follows_template:
-            ignored.append("template")
-        if ignored:
-            names = " and ".join(f"{name}=" for name in ignored)
-            raise ValueError(f"{names} would have no effect: {type(reader).__name__} has its own input format")
 
     @property
     def has_random_layers(self) -> bool:
@@ -139,16 +139,6 @@ class WindowEncoder(nn.Module):
     def make_runtime(self, name: str) -> TorchRuntime | OpenVinoRuntime:
         """Return the runtime of this name."""
         return OpenVinoRuntime() if name == "openvino" else TorchRuntime()
-
-    def check_needs(self, needs: str) -> None:
-        """Raise ValueError if a head needs states that the backbone does not have in one width."""
-        if needs != "cls" and (why := getattr(self.backbone, "lacks_states", "")):
-            raise ValueError(f"this head needs token states of query and text, but {why}")
-        if needs == "last" and self.state_size != self.hidden_size:
-            raise ValueError(
-                f"this head needs states and vectors of the same width, but the checkpoint turns states of "
-                f"{self.state_size} features into vectors of {self.hidden_size}"
-            )
 
     def refresh(self) -> None:
         """Discard results of other weights at the start of a run."""
@@ -246,7 +236,12 @@ class WindowEncoder(nn.Module):
     ) -> Iterator[Sequence[int]]:
         """Divide rows, in ascending order of length, into passes within the limits on windows and tokens."""
         settings, start, longest = self.settings, 0, 0
-        groups = self._groups(lengths, exact_run)
+        groups: list[tuple[int, int | None]] = []  # what the rows of a pass share
+        for length, run in itertools.groupby(lengths):
+            rows = len(list(run))
+            # Inputs that the architecture pads need a mask in any case.
+            unpadded = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
+            groups += [(self.rules.group(length), length if unpadded else None)] * rows
         limit = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
@@ -255,16 +250,6 @@ class WindowEncoder(nn.Module):
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
-
-    def _groups(self, lengths: Sequence[int], exact_run: int | None) -> list[tuple[int, int | None]]:
-        """Return what the rows of a pass share: the architecture's group and, for many equal lengths, the length."""
-        groups: list[tuple[int, int | None]] = []
-        for length, run in itertools.groupby(lengths):
-            rows = len(list(run))
-            # Inputs that the architecture pads need a mask in any case.
-            unpadded = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
-            groups += [(self.rules.group(length), length if unpadded else None)] * rows
-        return groups
 
     def passes(
         self, inputs: Sequence[Input], order: Sequence[int], coverage: Coverage | None, all_layers: bool = False
@@ -322,20 +307,19 @@ class WindowEncoder(nn.Module):
 
     def pooled(self, states: torch.Tensor, batch: Pass, **_: Any) -> torch.Tensor:
         """Return `(V', H)` vectors: pooled states after the representation step, or before it for `"late"` pooling."""
-        if self.pooling == "late":
-            return self._pool(self.representation(states), batch.mask)
-        return self.representation(self._pool(states, batch.mask))
-
-    def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        mask = batch.mask
         if self.pooling == "cls":
-            return states[:, 0]  # (V', H)
+            return self.representation(states[:, 0])
         if self.pooling == "last":
             position = torch.arange(mask.shape[1], device=mask.device)
             last = (position * mask).argmax(1)  # (V',)
-            return states[torch.arange(len(last), device=last.device), last]  # (V', H)
+            return self.representation(states[torch.arange(len(last), device=last.device), last])
+        if self.pooling == "late":
+            states = self.representation(states)
         # In fp32, because bfloat16 cannot count beyond 256 tokens.
         weights = mask.unsqueeze(-1).float()
-        return (states * weights).sum(1) / weights.sum(1)  # (V', H)
+        mean = (states * weights).sum(1) / weights.sum(1)
+        return mean if self.pooling == "late" else self.representation(mean)
 
 
 def by_length(lengths: Iterable[int]) -> list[int]:

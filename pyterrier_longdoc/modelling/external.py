@@ -103,14 +103,13 @@ class ExternalScorer(ABC):
 class ExternalReader(Reader):
     """Reads texts instead of token ids; tokens are only counted."""
 
-    needs_offsets = True
-
     def __init__(self, encoder: ExternalEncoder, settings: Settings) -> None:
         longest = encoder.limits.longest_input
         self.counts_words = encoder.scorer.tokenizer is None
         self.specials = encoder.tokenizer.num_special_tokens_to_add(pair=True)
         self.assumed = int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN)
         super().__init__(encoder.tokenizer, settings, longest=None if longest is None else longest - SPARE_TOKENS)
+        self.needs_offsets = True
 
     def special_tokens(self) -> int:
         return self.specials
@@ -133,8 +132,9 @@ class ExternalReader(Reader):
         """Return an input, which is not used."""
         raise NotImplementedError
 
-    def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
-        return Inputs(query, document, spans, [], self.row(query, text, document, spans))
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+        pairs = zip(queries, texts, self.cut(queries, texts), strict=True)
+        return [Inputs(query, part, spans, [], self.row(query, text, part, spans)) for query, text, (part, spans) in pairs]
 
     def words(self, query: Query) -> str:
         """Return the truncated text of a query."""

@@ -111,44 +111,30 @@ class Pass:
     inputs: Sequence[Input]  # V of them
     input_ids: torch.Tensor  # `(V, T)` int64
     mask: torch.Tensor  # `(V, T)` bool, True = real
-    token_type_ids: torch.Tensor | None  # `(V, T)` int64, or None where the backbone has no segments
-    position_ids: torch.Tensor | None  # `(V, T)` int64, or None for the backbone's own
     tokens: int  # how many are real
-    is_padded: bool  # whether some are not
-
-    @property
-    def arguments(self) -> dict[str, torch.Tensor]:
-        """The backbone's arguments. A mask without padding is omitted, because attention is faster without one."""
-        mask = self.mask.long() if self.is_padded else None
-        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-        values = (self.input_ids, mask, self.token_type_ids, self.position_ids)
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    arguments: dict[str, torch.Tensor]  # the backbone's, by name; int64
 
 
 def collate(inputs: Sequence[Input], length: int, pad_id: int, device: Any = CPU) -> Pass:
     """Return inputs as tensors, padded to a length."""
-    ids = np.full((len(inputs), length), pad_id, dtype=np.int64)
-    mask = np.zeros(ids.shape, dtype=bool)
-    types = None if inputs[0].types is None else np.zeros_like(ids)
-    positions = None if inputs[0].positions is None else np.zeros_like(ids)
-    for row, one in enumerate(inputs):
-        end = len(one)
-        ids[row, :end] = one.ids
-        mask[row, :end] = True if one.mask is None else one.mask
-        if types is not None and one.types is not None:
-            types[row, :end] = one.types
-        if positions is not None and one.positions is not None:
-            positions[row, :end] = one.positions
-    tokens = int(mask.sum())
-    return Pass(
-        inputs,
-        torch.from_numpy(ids).to(device),
-        torch.from_numpy(mask).to(device),
-        None if types is None else torch.from_numpy(types).to(device),
-        None if positions is None else torch.from_numpy(positions).to(device),
-        tokens,
-        tokens < mask.size,
-    )
+    columns: dict[str, tuple[list[Any], int]] = {"input_ids": ([one.ids for one in inputs], pad_id)}
+    if inputs[0].types is not None:
+        columns["token_type_ids"] = [one.types for one in inputs], 0
+    if inputs[0].positions is not None:
+        columns["position_ids"] = [one.positions for one in inputs], 0
+    columns["attention_mask"] = [np.ones(len(one)) if one.mask is None else one.mask for one in inputs], 0
+    arguments = {}
+    for name, (values, padding) in columns.items():
+        table = np.full((len(inputs), length), padding, dtype=np.int64)
+        for row, own in zip(table, values, strict=True):
+            row[: len(own)] = own
+        arguments[name] = torch.from_numpy(table)
+    tokens = int(arguments["attention_mask"].sum())
+    arguments = {name: tensor.to(device) for name, tensor in arguments.items()}
+    mask = arguments["attention_mask"].bool()
+    if tokens == mask.numel():
+        del arguments["attention_mask"]  # attention is faster without one
+    return Pass(inputs, arguments["input_ids"], mask, tokens, arguments)
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,9 +116,9 @@ def test_inputs_of_a_pass_are_padded_at_their_end():
     batch = collate([BERT.around(ids(11), ids(21, 22)), BERT.around(ids(), ids(31))], 7, PAD)
     assert batch.input_ids.tolist() == [[CLS, 11, SEP, 21, 22, SEP, PAD], [CLS, SEP, 31, SEP, PAD, PAD, PAD]]
     assert batch.mask.tolist() == [[True] * 6 + [False], [True] * 4 + [False] * 3]
-    assert batch.token_type_ids.tolist() == [[0, 0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0, 0]]
-    assert (batch.position_ids, batch.tokens, batch.is_padded) == (None, 10, True)
-    assert "attention_mask" in batch.arguments
+    assert batch.tokens == 10
+    assert batch.arguments.keys() == {"input_ids", "attention_mask", "token_type_ids"}
+    assert batch.arguments["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0, 0]]
 
 
 def test_a_pass_without_padding_has_no_mask():

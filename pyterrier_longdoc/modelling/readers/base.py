@@ -112,6 +112,10 @@ class Reader(ABC):
         self.rules = rules or InputRules()
         self.pad_id = tokenizer.pad_token_id or 0
         self.windows, self.max_query_len = self.fit()
+        self.query_limit = self.max_query_len or sys.maxsize  # before a query shares an input with a text
+        preselect = settings.preselect
+        self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
+        self.needs_offsets |= preselect is not None and preselect.needs_text
         # An empty query or text has the tokens of the white space that precedes other ones.
         self._empty = [tokenize(tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
         rule = settings.windows_argument or "the maximum input length of the backbone"
@@ -172,17 +176,6 @@ class Reader(ABC):
 
     # Tokens.
 
-    @property
-    def needs_offsets(self) -> bool:
-        """Whether character offsets of tokens are needed."""
-        preselect = self.settings.preselect
-        return self.windows.needs_text or (preselect is not None and preselect.needs_text) or self.rules.needs_offsets
-
-    @property
-    def query_limit(self) -> int:
-        """The maximum tokens of a query, before it shares the input with a text."""
-        return self.max_query_len or sys.maxsize
-
     def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
         """Tokenize texts with their titles; equal texts share one object."""
         documents = {text: as_document(text) for text in dict.fromkeys(texts)}
@@ -218,8 +211,11 @@ class Reader(ABC):
 
     def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
         """Return the inputs of P pairs, with their windows and coverage."""
-        pairs = zip(queries, texts, self.cut(queries, texts), strict=True)
-        return [self.read_pair(query, text, document, spans) for query, text, (document, spans) in pairs]
+        pairs = []
+        for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
+            windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
+            pairs.append(Inputs(query, document, spans, windows, self.row(query, text, document, spans)))
+        return pairs
 
     def cut(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
         """Return the part of the text that is read and its windows, for each of P pairs."""
@@ -234,11 +230,6 @@ class Reader(ABC):
         with torch.autocast(settings.device.type, enabled=False):
             words = settings.layout.normalized([query.text for query in queries])
             return settings.preselect.cut(words, documents, self.windows)
-
-    def read_pair(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Inputs:
-        """Return the inputs of a query and the windows of a document, the part of a text that is read."""
-        windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
-        return Inputs(query, document, spans, windows, self.row(query, text, document, spans))
 
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
         """Return the tokens of a window, preceded by those of its title."""

@@ -29,11 +29,8 @@ class SharedReader(PairReader):
         text = min(filter(None, (self.windows.largest, settings.max_doc_len)), default=sys.maxsize)
         longest = min((self.max_query_len or 0) + text + PUBLISHED_SPECIALS, self.longest or sys.maxsize)
         self.budget = longest - len(self.specials)
+        self.query_limit = sys.maxsize
         self._cut_by = f"layout={layout_name(settings.layout)}"
-
-    @property
-    def query_limit(self) -> int:
-        return sys.maxsize
 
     def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
         return [self._read(query, text) for query, text in zip(queries, texts, strict=True)]
