@@ -141,7 +141,8 @@ class EmbeddingEncoder(WindowEncoder):
 
     def refresh(self) -> None:
         super().refresh()
-        self.shared.forget_if_changed(self)
+        if self.shared.weights.changed(self, contents=True):
+            self.shared.cache.clear()
         if self.of_queries is not None:
             self.of_queries.refresh()
 
@@ -232,13 +233,8 @@ class SharedEncoder:
         self.of_queries: SharedEncoder | None = None
         self.cache = EmbeddingCache()
         self.runtimes: dict[str, Any] = {}
-        self._weights = WeightsWatch()
+        self.weights = WeightsWatch()
         self._transformer = transformer
-
-    def forget_if_changed(self, encoder: nn.Module) -> None:
-        """Discard the embeddings if the weights have changed since."""
-        if self._weights.changed(encoder, contents=True):
-            self.cache.clear()
 
     def prompt_length(self, prompt: str) -> int | None:
         """Return the number of tokens of a prompt and of what precedes it; None if it does not matter."""

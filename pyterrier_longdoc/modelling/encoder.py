@@ -121,7 +121,8 @@ class WindowEncoder(nn.Module):
             self.runtime = self.quantized
         elif name != self.runtime.name:
             self.runtime = self.make_runtime(name)
-        reader, has_template = self.make_reader(settings), self.origin.template is not None or self.origin.options.prompt
+        reader = self.make_reader(settings)
+        has_template = self.origin.template is not None or self.origin.options.prompt
         for name, ignored in (
             ("layout", settings.layout.is_for_pairs and not reader.follows_layout),
             ("template", has_template and not reader.follows_template),

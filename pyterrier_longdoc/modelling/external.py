@@ -26,7 +26,7 @@ from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
 from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
 from .readers import Reader
-from .tokens import Span, TokenizedText, tokenize
+from .tokens import TokenizedText, tokenize
 from .windows import WholeText, Windows
 from .words import Words
 
@@ -133,8 +133,10 @@ class ExternalReader(Reader):
         raise NotImplementedError
 
     def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
-        pairs = zip(queries, texts, self.cut(queries, texts), strict=True)
-        return [Inputs(query, part, spans, [], self.row(query, text, part, spans)) for query, text, (part, spans) in pairs]
+        pairs = []
+        for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
+            pairs.append(Inputs(query, document, spans, [], self.row(query, text, document, spans)))
+        return pairs
 
     def words(self, query: Query) -> str:
         """Return the truncated text of a query."""
@@ -186,7 +188,9 @@ class ExternalEncoder(nn.Module):
         for pair in pairs:
             query = self.reader.words(pair.query)
             questions += [(query, pair.text.input_text(span)) for span in pair.spans]
-        keys, known = [_key(*question) for question in questions], self._scores
+        known, keys = self._scores, []
+        for query, text in questions:  # hashes, because the texts of a long run would take more memory
+            keys.append(blake2b(f"{len(query)} {query}{text}".encode(), digest_size=16).digest())
         new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in known}
         if new_questions:
             queries, texts = zip(*new_questions.values(), strict=True)
@@ -207,8 +211,3 @@ class ExternalEncoder(nn.Module):
     def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return no explanations."""
         return [{} for _ in pairs]
-
-
-def _key(query: str, text: str) -> bytes:
-    """Return a hash, because the texts of a long run would take more memory."""
-    return blake2b(f"{len(query)} {query}{text}".encode(), digest_size=16).digest()

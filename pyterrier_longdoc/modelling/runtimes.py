@@ -48,11 +48,6 @@ def check_runtime(runtime: str | None, device: Any, dtype: str | None) -> None:
         )
 
 
-def default_device(runtime: str | None) -> str | None:
-    """Return the default device of a runtime; None for torch's default."""
-    return "cpu" if runtime == "openvino" else None
-
-
 def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return the runtime for an encoder: the given one, or the faster one for None.
 

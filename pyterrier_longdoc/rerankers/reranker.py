@@ -44,7 +44,7 @@ from ..modelling.external import ExternalScorer
 from ..modelling.inputs import Settings
 from ..modelling.model import Model
 from ..modelling.preselection import Preselection, check_preselection
-from ..modelling.runtimes import RUNTIMES, check_runtime, default_device
+from ..modelling.runtimes import RUNTIMES, check_runtime
 from ..modelling.windows import SELECTIONS, Windows
 from . import saved
 
@@ -210,7 +210,8 @@ class Reranker(NotebookMixin, pt.Transformer):
 
     def settings(self) -> Settings:
         """Return the model's settings for the current arguments."""
-        device, windows = resolve_device(self.device or default_device(self.runtime)), self.make_windows()
+        device = resolve_device(self.device or ("cpu" if self.runtime == "openvino" else None))
+        windows = self.make_windows()
         limit = self.max_windows if self.windows is None else self.windows.max_windows
         return Settings(
             windows,
