@@ -59,6 +59,11 @@ def test_public_names_are_listed():
     assert set(ld.__all__) <= set(dir(ld))
 
 
+def test_a_misspelt_public_name_suggests_the_right_one():
+    with pytest.raises(AttributeError, match="did you mean 'MaxSim'"):
+        _ = ld.MaxSin
+
+
 @pytest.mark.parametrize("name", WITH_PUBLIC_NAMES)
 def test_public_names_are_in_the_documentation(name):
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "pt_docs").glob("*.rst"))

@@ -14,6 +14,7 @@ import numpy as np
 import pyterrier as pt
 
 from .citations import Cited
+from .names import ChecksNames
 
 HIDDEN = ("verbose", "text_loader")
 """Arguments that are hidden in the repr of a reranker, because they do not affect its scores."""
@@ -66,7 +67,7 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-class ReprMixin:
+class ReprMixin(ChecksNames):
     """Base class of dataclasses with a repr of the fields that differ from their defaults."""
 
     def __repr__(self) -> str:

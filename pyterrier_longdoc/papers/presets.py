@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ..common.names import did_you_mean
 from ..listwise.schedules import BackToFront
 from ..modelling.layout import resolve_layout
 
@@ -148,7 +149,7 @@ class Presets(dict[str, Preset]):
         return f"Presets({', '.join(self)})"
 
     def __missing__(self, name: str) -> Preset:
-        raise KeyError(f"preset {name!r} must be one of {', '.join(self)}")
+        raise KeyError(f"preset {name!r} must be one of {', '.join(self)}{did_you_mean(str(name).lower(), self)}")
 
     def _repr_html_(self) -> str:
         return self.table().to_html(index=False, na_rep="")

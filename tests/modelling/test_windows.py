@@ -305,6 +305,14 @@ def test_the_error_of_windows_that_do_not_fit_names_the_largest_one():
         SlidingWindows(6, 4).within(5)
 
 
+def test_the_error_of_user_windows_without_decorator_names_dataclass():
+    class _Plain(Windows):
+        size: int = 4
+
+    with pytest.raises(TypeError, match="has no argument 'size'; is _Plain decorated with @dataclass"):
+        _Plain(size=3)
+
+
 def test_windows_beyond_the_end_of_the_text_are_shortened():
     @dataclass(frozen=True, repr=False)
     class _Long(Windows):

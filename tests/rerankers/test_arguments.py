@@ -337,6 +337,36 @@ def test_docstrings_describe_an_argument_in_the_words_of_the_nearest_class():
     assert "tokens in a chunk" in ld.CEDR.__doc__
 
 
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: ld.MaxP(batch=8), "MaxP has no argument 'batch'; did you mean 'batch_size'?"),
+        (lambda: ld.PARADE(aggregatoin="max"), "PARADE has no argument 'aggregatoin'; did you mean 'aggregation'?"),
+        (lambda: ld.MaxP(max_length=512), "MaxP has no argument 'max_length'; did you mean 'window_size'?"),
+        (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
+        (lambda: ld.TrainingArgs(epoch=3), "TrainingArgs has no argument 'epoch'; did you mean 'epochs'?"),
+        (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean 'size'?"),
+        (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean 'top_k'?"),
+    ],
+)
+def test_a_misspelt_argument_names_the_nearest(make_it, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        make_it()
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("windowsize", "window_size"), ("max_length", "window_size")])
+def test_a_misspelt_attribute_is_refused(name, nearest):
+    model = ld.MaxP()
+    with pytest.raises(AttributeError, match=f"did you mean '{nearest}'"):
+        setattr(model, name, 50)
+
+
+def test_an_attribute_that_resembles_no_argument_is_kept():
+    model = ld.MaxP()
+    model.note = "mine"
+    assert model.note == "mine"
+
+
 def test_a_user_class_takes_the_arguments_of_its_own_init():
     class Mine(ld.MaxP):
         def __init__(self, *, url):
