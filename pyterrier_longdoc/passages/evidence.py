@@ -80,7 +80,13 @@ class Evidence(NotebookMixin, pt.Transformer):
             pt.validate.InputValidationError: if a column is missing.
             ValueError: if a row has no windows or those of another text, or if the tokenizer is unknown.
         """
-        self._check(inp)
+        try:
+            frames.validated(inp, self.text_field, None, self, extra=("score", *WINDOWS))
+        except pt.validate.InputValidationError as error:
+            if not set(WINDOWS) <= set(inp.columns):
+                error.args = (f"Evidence lacks {' and '.join(WINDOWS)}: set explain=True in the reranker before it",)
+            raise
+        frames.check_windows(inp, self.text_field, self.repeat)
         documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
         gains = np.zeros(len(inp))
         if self.document_weight:
@@ -102,27 +108,12 @@ class Evidence(NotebookMixin, pt.Transformer):
         out["evidence_spans"] = pd.Series(spans, index=inp.index, dtype=object)
         return out.assign(evidence_tokens=tokens, window_field="")
 
-    def _check(self, inp: pd.DataFrame) -> None:
-        try:
-            frames.validated(inp, self.text_field, None, self, extra=("score", *WINDOWS))
-        except pt.validate.InputValidationError as error:
-            fields = frames.field_names(self.text_field)
-            absent = [name for name in ("qid", "query", "docno", "score", *WINDOWS, *fields) if name not in inp]
-            advice = "put dataset.text_loader() before the reranker instead of using its text_loader="
-            if absent[0] in WINDOWS:
-                advice = "set explain=True in the reranker, or wrap another reranker in ld.MaxP(ld.PairScorer(...))"
-            if absent[0] in (*WINDOWS, *fields):
-                error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
-            raise
-        frames.check_windows(inp, self.text_field, self.repeat)
-
     def _counter(self, inp: pd.DataFrame) -> Counter:
         if self.tokenizer is not None or not len(inp):
             return token_counter(self.tokenizer)
         names = set(inp["window_tokenizer"].dropna()) if "window_tokenizer" in inp else set()
         if len(names) != 1:
-            found = f"the column window_tokenizer names {len(names)} tokenizers instead of 1"
-            raise ValueError(f"Evidence: {found}: set tokenizer=, e.g. to the name of the reranker's backbone")
+            raise ValueError(f"Evidence: window_tokenizer names {len(names)} tokenizers instead of 1: set tokenizer=")
         return token_counter(names.pop() or Words())
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, tuple[list[int], int]]:
@@ -141,26 +132,23 @@ class Evidence(NotebookMixin, pt.Transformer):
             text = sources[row].text(numbers)
             return count([text])[0] if text else 0
 
+        windows = [(worth, row, i) for row, source in sources.items() for i, worth in enumerate(source.worth)]
         # Counting the whole text again for each window takes quadratic time, so it is done only if the sum of the parts
         # underestimates its tokens.
-        for costs in ((parts_cost,), (parts_cost, cost)):
-            budget = Budget(self.tokens, *costs, at_most=self.at_most)
-            self._fill(budget, sources)
+        for estimate in (parts_cost, cost):
+            budget = Budget(self.tokens, estimate, at_most=self.at_most)
+            for row, source in sources.items():
+                for number in source.passages.best:
+                    if budget.spent[row] < self.at_least:
+                        budget.take(row, number)
+            for _, row, number in sorted(windows, key=lambda window: -window[0]):  # ties: by rank
+                if budget.left > 0:
+                    budget.take(row, number)
             given = {row: (budget.taken[row], cost(row, budget.taken[row])) for row in sources}
             spent = [tokens for _, tokens in given.values()]
             if sum(spent) <= self.tokens and max(spent) <= (self.at_most or self.tokens):
                 break
         return given
-
-    def _fill(self, budget: Budget, sources: dict[int, "_Source"]) -> None:
-        for row, source in sources.items():
-            for number in source.passages.best:
-                if budget.spent[row] < self.at_least:
-                    budget.take(row, number)
-        windows = [(worth, row, i) for row, source in sources.items() for i, worth in enumerate(source.worth)]
-        for _, row, number in sorted(windows, key=lambda window: -window[0]):  # ties: by rank
-            if budget.left > 0:
-                budget.take(row, number)
 
     def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
         """Warn about queries without any evidence and documents with fewer than `at_least` tokens."""
@@ -186,15 +174,15 @@ class _Source:
         # The union of two results has rows without windows.
         windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
         worth = np.asarray(scores if windows else [], dtype="float64") + gain
-        if not windows or max(end for _, end in windows) > len(document):
+        problem = None
+        if not windows:
+            problem = "are missing: rerank all rows with explain=True (in a + b, only the rows of a have windows)"
+        elif max(end for _, end in windows) > len(document):
             problem = "end after its text: use the reranker's text_field= and repeat="
-            if not windows:
-                problem = "are missing: rerank all rows with explain=True (in a + b, only the rows of a have windows)"
+        elif len(worth) != len(windows) or not np.isfinite(worth).all():
+            problem = f"must have one finite score each, not {scores}"
+        if problem is not None:
             raise ValueError(f"Evidence: windows of {docno!r} {problem}")
-        if len(worth) != len(windows) or not np.isfinite(worth).all():
-            raise ValueError(
-                f"Evidence: each of the {len(windows)} windows of {docno!r} must have a finite score, not {scores}"
-            )
         best = np.argsort(-worth, kind="stable").tolist()
         return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), worth.tolist())
 

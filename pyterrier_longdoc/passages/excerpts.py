@@ -65,14 +65,10 @@ class ChosenPassages:
 
 
 class Budget:
-    """A token budget for passages of documents.
+    """A token budget for passages of documents; `cost` returns the tokens of a document's passages."""
 
-    Each of `costs` returns the tokens of a document's passages. The last one is exact; those before it are cheaper
-    lower bounds that rule out passages early.
-    """
-
-    def __init__(self, limit: int, *costs: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
-        self.left, self._costs, self._at_most = limit, costs, limit if at_most is None else at_most
+    def __init__(self, limit: int, cost: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
+        self.left, self._cost, self._at_most = limit, cost, limit if at_most is None else at_most
         self.taken: dict[int, list[int]] = defaultdict(list)
         self.spent: Counter[int] = Counter()
 
@@ -80,15 +76,12 @@ class Budget:
         """Add a passage if it fits and has not been added yet."""
         if number in self.taken[document]:
             return
-        passages, room = [*self.taken[document], number], min(self._at_most, self.left + self.spent[document])
-        tokens = 0
-        for cost in self._costs:
-            tokens = cost(document, passages)
-            if tokens > room:
-                return
-        self.taken[document] = passages
-        self.left -= tokens - self.spent[document]
-        self.spent[document] = tokens
+        passages = [*self.taken[document], number]
+        tokens = self._cost(document, passages)
+        if tokens <= min(self._at_most, self.left + self.spent[document]):
+            self.taken[document] = passages
+            self.left -= tokens - self.spent[document]
+            self.spent[document] = tokens
 
 
 def best_passages(

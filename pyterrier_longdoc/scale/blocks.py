@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,6 @@ _PART_ROWS = 200_000
 _PART_BYTES = 32 * 2**20  # for Parquet files, whose rows can be documents
 
 
-def map_here(
-    function: Callable[[Any, Any], Any], shared: Any, items: Iterable[tuple[Any, Any]]
-) -> Iterator[tuple[Any, Any]]:
-    """Do the work of an executor's `map` in this process."""
-    return ((key, function(shared, item)) for key, item in items)
-
-
 def transformed(transformer: pt.Transformer, frame: pd.DataFrame) -> tuple[pd.DataFrame, Coverage | None]:
     """Return the results of a block and the coverage of the last model in the pipeline."""
     out = transformer.transform(frame)
@@ -48,47 +41,24 @@ def transformed(transformer: pt.Transformer, frame: pd.DataFrame) -> tuple[pd.Da
 
 
 class SentTexts(pt.Transformer):
-    """Replaces, on a worker, a text loader that cannot be sent; holds the texts of the candidates of one block.
-
-    Args:
-        loader: the description of the text loader; None if it has none.
-    """
+    """Replaces, on a worker, a text loader that cannot be sent; `rows` has the texts of the candidates of one block."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self.rows = pd.DataFrame({"qid": [], "docno": []})
+        self.loader: Any = None
+        self.rows: Any = None
+        with suppress(ValueError):
+            self.loader = description(loader)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Add the texts to the rows that are candidates of the block."""
-        keys = [name for name in ("qid", "docno") if name in inp.columns]
-        others = [name for name in inp.columns if name in keys or name not in self.rows.columns]
-        return inp[others].merge(self.rows.drop_duplicates(keys).drop(columns={"qid"} - {*keys}), on=keys)
+        keys = ["qid", "docno"]
+        return inp.drop(columns=self.rows.columns.drop(keys), errors="ignore").merge(self.rows, on=keys)
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the loader."""
         if self.loader is None:
             raise ValueError("the text loader may change unnoticed")
         return {"loader": self.loader}
-
-    def __repr__(self) -> str:
-        return "SentTexts(of the candidates alone)"
-
-
-def describe_or_problem(value: Any, _: None = None) -> tuple[Any, str]:
-    """Return the description of a pipeline or loader, or None and the reason; can be called on a worker."""
-    try:
-        return description(value), ""
-    except ValueError as error:
-        return None, str(error)
-
-
-def is_picklable(value: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bool:
-    """Return whether a value can be sent to another process."""
-    try:
-        dumps(value)
-    except Exception:  # noqa: BLE001 - `__reduce__` can raise anything
-        return False
-    return True
 
 
 def loader_of(stage: pt.Transformer) -> Any:
@@ -101,9 +71,10 @@ def map_elsewhere(
 ) -> Iterator[tuple[Any, Any]]:
     """Call `function(pipeline, block)` on the workers of an executor for each `(key, block)`; a block can be None.
 
-    If a `text_loader` cannot be sent, the texts of a block are loaded in this process once a worker is free.
+    If a `text_loader` cannot be sent, the texts of a block are loaded in this process once a worker is free. Executors
+    without a method `can_send` must send loaders themselves.
     """
-    can_send = getattr(executor, "can_send", is_picklable)
+    can_send = getattr(executor, "can_send", lambda loader: True)
     stages = {id(stage): stage for stage in stages_of(pipeline)}
     models = {key: stage for key, stage in stages.items() if not can_send(loader_of(stage))}
     if not models:
@@ -113,7 +84,7 @@ def map_elsewhere(
     twins = {key: stage for key, stage in stages.items() if not list(substages(stage))}
     for key, model in models.items():
         twins[key] = twin = copy.copy(model)
-        vars(twin)["text_loader"] = SentTexts(describe_or_problem(loader_of(model))[0])
+        vars(twin)["text_loader"] = SentTexts(loader_of(model))
     pipeline = copy.deepcopy(pipeline, dict(twins))
 
     def with_texts() -> Iterator[tuple[Any, Any]]:
@@ -217,10 +188,10 @@ class Candidates:
             file = _candidate_file(folder, number)
             try:
                 block = _read_block(file)
+                if len(block) != rows:
+                    raise ValueError(f"{len(block)} instead of {rows} rows")
             except (OSError, ValueError) as error:
                 raise ValueError(f"{file} is damaged: start again in a new folder ({error})") from error
-            if len(block) != rows:
-                raise ValueError(f"{file} is damaged: start again in a new folder")
         else:
             block = self.frame.iloc[self._places[number]].reset_index(drop=True)
         return pt.model.add_ranks(block) if "score" in block.columns and "rank" not in block.columns else block
@@ -231,8 +202,15 @@ class Candidates:
         return blocks_of(frame["qid"], _size_of_block(len(frame)))
 
     def _read(self, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:
-        for file in self.files:
-            yield from _parquet_parts(file, columns) if file.suffix == ".parquet" else run_parts(file, _PART_ROWS)
+        for path in self.files:
+            if path.suffix != ".parquet":
+                yield from run_parts(path, _PART_ROWS)
+                continue
+            with arrow("parquet").ParquetFile(path) as file:
+                size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+                rows = max(1, min(_PART_ROWS, _PART_BYTES * file.metadata.num_rows // max(1, size)))
+                for batch in file.iter_batches(rows, columns=columns):
+                    yield as_frame(arrow().Table.from_batches([batch]))
 
     def _with_queries(self, part: pd.DataFrame) -> pd.DataFrame:
         check_columns(part, ("qid", "docno"), "the candidates")
@@ -251,14 +229,6 @@ class Candidates:
 
 def _size_of_block(rows: int) -> int:
     return max(BLOCK_ROWS, rows // _MOST_BLOCKS)
-
-
-def _parquet_parts(path: Path, columns: list[str] | None) -> Iterator[pd.DataFrame]:
-    with arrow("parquet").ParquetFile(path) as file:
-        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-        rows = max(1, min(_PART_ROWS, _PART_BYTES * file.metadata.num_rows // max(1, size)))
-        for batch in file.iter_batches(rows, columns=columns):
-            yield as_frame(arrow().Table.from_batches([batch]))
 
 
 def _append(part: pd.DataFrame, blocks: np.ndarray, folder: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,17 @@ from ..common.frames import as_strings, check_columns, numeric
 from ..common.key import digest, key
 from ..common.progress import work_bar
 from ..common.runs import run_lines
-from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, map_here, transformed
+from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, transformed
 
-_FORMAT = 4
+_FORMAT = 5
 """Part of every manifest; increment it when the same job would write different files."""
 
 _CANDIDATES, _BLOCKS, _MANIFEST = "candidates", "blocks", "manifest.json"
+
+_TO_FINISH = (
+    "repeat the call of rerank_to_disk for each shard, or start again in a new folder if the pipeline has user code, "
+    "which could have changed"
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
     files = [_block_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} blocks are not finished, starting with {missing[0]}: {_way_on(out)}"
+            f"{len(missing)} of {len(files)} blocks are not finished, starting with {missing[0]}: {_TO_FINISH}"
         )
     if path is not None:
         blocks = (_read(file, ["qid", "docno", "score", "rank"]) for file in files)
@@ -149,11 +153,11 @@ def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged ({error}): delete it, then {_way_on(file.parents[1])}") from error
+        raise ValueError(f"{file} is damaged ({error}): delete it, then {_TO_FINISH}") from error
 
 
 def _begin(
-    out: Path, pipeline: pt.Transformer, candidates: Candidates, columns: dict[str, bool] | None, *, alone: bool
+    out: Path, pipeline: pt.Transformer, candidates: Candidates, columns: list[str] | None, *, alone: bool
 ) -> list[int]:
     """Start a job, or compare it with the job in the folder; return the number of rows of each block.
 
@@ -192,13 +196,6 @@ def _manifest_of(out: Path) -> dict[str, Any]:
     return dict(json.loads((out / _MANIFEST).read_text(encoding="utf-8")))
 
 
-def _way_on(out: Path) -> str:
-    """Return how to finish the job in a folder, for messages."""
-    if _manifest_of(out)["key"] is None:
-        return "start again in a new folder, because the pipeline has user code, which could have changed"
-    return "repeat the call of rerank_to_disk for each shard"
-
-
 def _block_file(out: Path, number: int) -> Path:
     return out / _BLOCKS / f"{number:05}.parquet"
 
@@ -208,15 +205,18 @@ def _write_blocks(
 ) -> Iterator[tuple[int, Coverage | None]]:
     """Write the results of each block with queries in their order; yield its number and coverage."""
     opened: dict[int, list[str]] = {}
-    run, owner = map_here if executor is None else partial(map_elsewhere, executor), f"the results of {pipeline!r}"
+    owner = f"the results of {pipeline!r}"
 
     def opening() -> Iterator[tuple[int, pd.DataFrame]]:
         for number, frame in blocks:
             opened[number] = frame["qid"].unique().tolist()
             yield number, frame
 
+    results: Iterator[Any] = ((number, transformed(pipeline, frame)) for number, frame in opening())
+    if executor is not None:
+        results = map_elsewhere(executor, transformed, pipeline, opening())
     try:
-        for number, (result, coverage) in run(transformed, pipeline, opening()):
+        for number, (result, coverage) in results:
             check_columns(result, ("qid", "docno", "score"), owner)
             result = result.assign(qid=as_strings(result["qid"]))
             places = {qid: place for place, qid in enumerate(opened[number])}
@@ -234,11 +234,11 @@ def _write_blocks(
             raise
         blocks_at_work = "; ".join(f"block {number}, queries {', '.join(qids[:5])}" for number, qids in opened.items())
         raise RuntimeError(
-            f"{type(error).__name__}: {error} (in {blocks_at_work}). Remove the cause, then {_way_on(out)}"
+            f"{type(error).__name__}: {error} (in {blocks_at_work}). Remove the cause, then {_TO_FINISH}"
         ) from error
 
 
-def _columns(pipeline: pt.Transformer, part: pd.DataFrame) -> dict[str, bool] | None:
+def _columns(pipeline: pt.Transformer, part: pd.DataFrame) -> list[str] | None:
     """Return the columns of the results; None if they are unknown before the first block.
 
     Raises InputValidationError if the pipeline lacks columns, ValueError if a column cannot be written.
@@ -246,7 +246,7 @@ def _columns(pipeline: pt.Transformer, part: pd.DataFrame) -> dict[str, bool] | 
     given = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
     columns = None
     with suppress(pt.inspect.InspectError):
-        columns = dict.fromkeys(map(str, pt.inspect.transformer_outputs(pipeline, given)), True)
+        columns = sorted(set(map(str, pt.inspect.transformer_outputs(pipeline, given))))
     for start in range(0, len(part), BLOCK_ROWS):
         as_table(part.iloc[start : start + BLOCK_ROWS])
     return columns

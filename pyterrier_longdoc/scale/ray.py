@@ -21,12 +21,13 @@ import pyterrier as pt
 from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import import_extra
+from ..common.key import description
 from ..common.presentation import NotebookMixin, ReprMixin
 from ..common.progress import work_bar
 from ..common.runs import stages_of
 from ..common.signals import java_loses_signal, take_back_signals
 from ..common.warnings import warn, warn_once
-from .blocks import BLOCK_ROWS, blocks_of, describe_or_problem, is_picklable, loader_of, map_elsewhere, transformed
+from .blocks import BLOCK_ROWS, blocks_of, loader_of, map_elsewhere, transformed
 
 _PATIENCE = 60.0
 """Time without any worker before a warning, in seconds."""
@@ -117,7 +118,11 @@ class RayExecutor(ReprMixin, AbstractContextManager):
 
     def can_send(self, value: Any) -> bool:
         """Return whether a value can be sent to workers: Ray also sends functions, but no Java objects."""
-        return is_picklable(value, _ray().cloudpickle.dumps)
+        try:
+            _ray().cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001 - `__reduce__` can raise anything
+            return False
+        return True
 
     def close(self) -> None:
         """End the actors and free their GPUs; the next task starts new ones. Ray itself keeps running."""
@@ -253,10 +258,7 @@ class Distributed(NotebookMixin, pt.Transformer, AbstractContextManager):
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the model on a worker, including device and precision."""
-        answers = map_elsewhere(self.executor, describe_or_problem, self.model, [(None, None)])
-        ((_, (found, problem)),) = answers
-        if problem:
-            raise ValueError(problem)
+        ((_, found),) = map_elsewhere(self.executor, lambda model, _: description(model), self.model, [(None, None)])
         return dict(found)
 
     @property

@@ -225,26 +225,6 @@ def test_an_error_names_its_block_and_the_next_call_continues_there(tmp_path, ca
     assert len(ld.merge_run(tmp_path / "out")) == 300
 
 
-class Failing(pt.Transformer):
-    def transform(self, inp):
-        return inp if inp.empty else inp.assign(score=inp["no such column"])
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "cure"),
-    [
-        (Failing(), "repeat the call of rerank_to_disk"),
-        (pt.apply.generic(lambda frame: Failing()(frame)), "start again in a new folder"),
-    ],
-    ids=["installed code", "user code"],
-)
-def test_an_error_says_how_the_job_can_be_finished(pipeline, cure, tmp_path):
-    with pytest.raises(RuntimeError, match=cure):
-        ld.rerank_to_disk(pipeline, WITH_QUERIES, tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match=cure):
-        ld.merge_run(tmp_path / "out")
-
-
 @pytest.mark.slow
 def test_a_repeatedly_killed_job_gives_the_same_results(tmp_path):
     run, topics = candidates(20_000, 150)
