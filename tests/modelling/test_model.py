@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -68,9 +69,7 @@ def scores(scorer, queries=QUERIES, texts=TEXTS) -> np.ndarray:
 def test_a_head_without_a_score_for_each_document_is_refused_by_name(roberta, monkeypatch):
     scorer = make(roberta)
     monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
-    with pytest.raises(
-        ValueError, match=r"head 'maxp' returned scores with the shape \(2, \d\) for 2 documents.*\(B,\)"
-    ):
+    with pytest.raises(ValueError, match="maxp"):
         scorer(QUERIES[:2], TEXTS[:2])
 
 
@@ -111,40 +110,32 @@ def test_scores_do_not_depend_on_the_padding_id(request, model, layout):
         np.testing.assert_allclose(scores(scorer), expected, **CLOSE)
 
 
-def test_max_doc_len_truncates_a_text_after_that_many_tokens(backbone):
-    whole = scores(make(backbone), ["old dog"], [text_of(95)])
-    for max_doc_len in (1, 20, 21, 50, 94):
-        expected = scores(make(backbone), ["old dog"], [text_of(max_doc_len)])
-        cut = scores(make(backbone, max_doc_len=max_doc_len), ["old dog"], [text_of(95)])
-        np.testing.assert_allclose(cut, expected)
-    for max_doc_len in (95, 1000):
-        assert np.array_equal(scores(make(backbone, max_doc_len=max_doc_len), ["old dog"], [text_of(95)]), whole)
+@pytest.mark.parametrize("max_doc_len", [1, 20, 21, 50, 94, 95, 1000])
+def test_max_doc_len_truncates_a_text_after_that_many_tokens(backbone, max_doc_len):
+    expected = scores(make(backbone), ["old dog"], [text_of(min(max_doc_len, 95))])
+    found = scores(make(backbone, max_doc_len=max_doc_len), ["old dog"], [text_of(95)])
+    np.testing.assert_allclose(found, expected)
 
 
 def test_no_pairs_give_no_scores(backbone):
     scorer = make(backbone)
     assert scorer([], []).tolist() == []
     scored = scorer.score([], [], explain=True)
-    assert (scored.scores.tolist(), scored.explanations) == ([], [])
-    coverage = scored.coverage
-    assert (coverage, coverage.tokens_computed, coverage.padding) == (Coverage(), 0, 0.0)
-    assert "padding" not in str(coverage)
-    assert coverage.lost == {}
+    assert (scored.scores.tolist(), scored.explanations, scored.coverage) == ([], [], Coverage())
+    assert (scored.coverage.lost, scored.coverage.padding) == ({}, 0.0)
 
 
-def test_scoring_restores_the_training_mode_of_each_module(backbone):
-    scorer = make(backbone)
-    expected = scores(scorer)
-    scorer.train()
+@pytest.mark.parametrize("diverged", [False, True])
+def test_scoring_restores_the_training_mode_of_each_module(backbone, diverged):
+    expected = scores(make(backbone))
+    scorer = make(backbone).train()
     scorer.encoder.backbone.embeddings.eval()  # as one who freezes a part does
     modes = [module.training for module in scorer.modules()]
+    if diverged:
+        torch.nn.init.constant_(scorer.head.final.bias, math.nan)
+    with pytest.raises(FloatingPointError, match="6 of 6") if diverged else nullcontext():
+        np.testing.assert_array_equal(scores(scorer), expected)
     assert set(modes) == {True, False}
-    assert np.array_equal(scores(scorer), expected)
-    assert [module.training for module in scorer.modules()] == modes
-    with torch.no_grad():
-        scorer.head.final.bias.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="6 of 6 scores are not finite, the first in row 0"):
-        scores(scorer)
     assert [module.training for module in scorer.modules()] == modes
 
 
@@ -196,17 +187,13 @@ LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "presel
         ({"windows": Truncate(20), "windows_argument": "window_size"}, "a", text_of(95), {"window_size=20": 75}),
         ({"windows": HALVES, "windows_argument": f"windows={HALVES!r}"}, "a", text_of(95), {f"windows={HALVES!r}": 55}),
         ({"windows": WholeText()}, "a", text_of(200), {LONGEST: 200 - (128 - 3 - 8)}),
-        (
-            {"max_query_len": None},
-            text_of(110),
-            text_of(9),
-            {"the checkpoint's maximum query length of 105": 5},
-        ),
+        ({"max_query_len": None}, text_of(110), text_of(9), {"the checkpoint's maximum query length of 105": 5}),
         ({"preselect": FirstK(2)}, "a", text_of(95), {FIRST_TWO: 65}),
         ({"preselect": FirstK(2), "max_doc_len": 40}, "a", text_of(95), {"max_doc_len=40": 55, FIRST_TWO: 10}),
         ({"repeat_tokens": 3}, "a", TITLED, {"repeat_tokens=3": 4}),
         ({"preselect": BM25Windows(2)}, "a", text_of(95), {f"preselect={BM25Windows(2)!r}": 65}),
         ({"layout": "shared", "windows": Truncate(20)}, text_of(30), text_of(95), {SHARED: 30 - 14 + 95 - 14}),
+        ({"layout": "shared", "windows": WholeText()}, "a", text_of(200), {SHARED: 200 - (128 - 3 - 1)}),
         ({"layout": "shared", "windows": WholeText(), "max_doc_len": 20}, "a", text_of(95), {SHARED: 95 - 27}),
         ({}, text_of(8), text_of(95), {}),
     ],
@@ -216,14 +203,9 @@ def test_coverage_names_the_argument_that_causes_truncation(backbone, arguments,
     coverage = scorer.score([query] * 2, [text] * 2).coverage
     assert coverage.cut == cut
     assert coverage.lost == {name: n for name, n in cut.items() if not name.startswith(("max_windows=", "preselect="))}
-    assert coverage.tokens - coverage.tokens_read + coverage.query_tokens - coverage.query_tokens_read == sum(
-        n for name, n in cut.items() if not name.startswith("repeat_tokens")
-    )
-    assert all(f"{n} tokens cut by {name}" in str(coverage) for name, n in cut.items())
-    # A walk that encodes nothing counts the same.
-    passes = Passes(scorer)
+    unread = coverage.tokens - coverage.tokens_read + coverage.query_tokens - coverage.query_tokens_read
+    assert unread == sum(n for name, n in cut.items() if not name.startswith("repeat_tokens"))
     assert scorer.coverage_of([query] * 2, [text] * 2) == coverage
-    assert not passes.inputs
 
 
 @pytest.mark.parametrize("head", ["maxp", "parade-transformer-query", "cedr-knrm"])
@@ -233,14 +215,11 @@ def test_equal_copies_are_one_query_and_one_text(backbone, head):
     assert copies[1][0] is not copies[1][1]
     scorer = make(backbone, head)
     passes = Passes(scorer)
-    expected = scorer.score(queries, texts)
-    shapes = list(passes.shapes)
+    expected, windows = scorer.score(queries, texts), passes.windows
     again = scorer.score(*copies)
-    assert passes.shapes[len(shapes) :] == shapes
-    assert sum(rows for rows, _ in shapes) == 9 + 2 * 2  # of the pair that stands there twice, once
+    assert windows == passes.windows - windows == 9 + 2 * 2  # of the pair that stands there twice, once
     np.testing.assert_array_equal(again.scores, expected.scores)
     assert again.coverage == expected.coverage
-    assert again.coverage.tokens_computed == expected.coverage.tokens_computed
 
 
 def test_equal_texts_with_other_titles_are_other_texts(backbone):
@@ -271,9 +250,9 @@ def test_explanations_have_spans_scores_and_weights_of_each_window(backbone, hea
             alone[1:] = explanation.scores[1:]
         np.testing.assert_allclose(explanation.scores, alone, **CLOSE)
         assert explanation.best == int(np.argmax(alone))
+        assert (explanation.weights is not None) == head.startswith("parade-attn")
         if explanation.weights is not None:
             assert len(explanation.weights) == len(explanation.spans)
             assert sum(explanation.weights) == pytest.approx(1)
         if head == "maxp":
             assert score == pytest.approx(max(explanation.scores))
-    assert (explanations[0].weights is not None) == head.startswith("parade-attn")

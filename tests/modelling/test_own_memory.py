@@ -7,21 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.biencoder import shared_encoder
 from pyterrier_longdoc.modelling.devices import in_own_memory
 
 from ..support import tiny, tiny_long
 from ..support.memory import misplaced
-from ..support.systems import BI_ENCODERS, CROSS_ENCODERS, QUIET, make, scores
+from ..support.systems import BI_ENCODERS, QUIET, SYSTEMS, make, scores
 
 pytestmark = QUIET
 
 
-@pytest.mark.parametrize("name", CROSS_ENCODERS)
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_weights_of_every_model_are_in_their_own_memory(name):
     assert misplaced(make(name, device="cpu").model) == []
 
@@ -30,10 +28,6 @@ def test_weights_of_every_model_are_in_their_own_memory(name):
 def test_weights_of_every_kind_of_checkpoint_are_in_their_own_memory(kind, tmp_path):
     template = {"template": "plain"} if "llama" in kind or "qwen3" in kind else {}
     assert misplaced(ld.LongP(tiny_long.make(kind, tmp_path), device="cpu", **template).model) == []
-
-
-def test_weights_of_a_shared_encoder_are_in_their_own_memory(plain_encoder):
-    assert misplaced(shared_encoder(plain_encoder, torch.device("cpu")).backbone.model) == []
 
 
 def test_tied_weights_stay_tied():

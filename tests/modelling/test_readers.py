@@ -21,7 +21,6 @@ from pyterrier_longdoc.modelling.readers import (
     PaddedReader,
     PairReader,
     SeparateReader,
-    SharedReader,
     Specials,
     TemplateReader,
     reader_of,
@@ -67,6 +66,7 @@ def test_special_tokens_surround_query_and_text():
     assert one.ids.tolist() == [CLS, 11, 12, SEP, 21, 22, 23, SEP]
     assert one.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (one.query, one.content, one.mask) == ((1, 3), (4, 7), None)
+    assert BERT.around(ids(), ids()).ids.tolist() == [CLS, SEP, SEP]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,6 @@ def test_query_and_text_are_padded_separately(query, text, expected):
     assert real == [token != PAD for token in expected]
     assert one.types.tolist() == [0] * 6 + [1] * 4
     assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
-
-
-def test_an_empty_query_and_an_empty_text_leave_the_special_tokens():
-    assert BERT.around(ids(), ids()).ids.tolist() == [CLS, SEP, SEP]
 
 
 @pytest.mark.parametrize("size", [0, 3])
@@ -119,9 +115,6 @@ def test_inputs_of_a_pass_are_padded_at_their_end():
     assert batch.tokens == 10
     assert batch.arguments.keys() == {"input_ids", "attention_mask", "token_type_ids"}
     assert batch.arguments["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0, 0]]
-
-
-def test_a_pass_without_padding_has_no_mask():
     assert "attention_mask" not in collate([BERT.around(ids(11), ids(21))], 5, PAD).arguments
 
 
@@ -152,21 +145,6 @@ def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_p
     assert one.positions.tolist() == list(range(1, 1 + 3 + 3 + 4))
 
 
-def test_positions_skip_padding_in_the_longformer_layout():
-    """The first token of a text after a query of 17 tokens is at 21; FlexNeuART pads by Longformer's own pad id."""
-    made = {}
-    for name in ("longformer", "padded"):
-        settings = asked(Truncate(8), 32, layout=LAYOUTS[name])
-        made[name] = PaddedReader(backbone(first_position=2), settings)
-    query, text = np.arange(100, 117, dtype=np.int32), np.arange(200, 205, dtype=np.int32)
-    one = made["longformer"].assemble(query, text)
-    assert one.positions[one.mask].tolist() == list(range(2, 2 + 1 + 17 + 1 + 5 + 1))
-    assert (one.ids[34], one.positions[34]) == (200, 21)
-    short = made["longformer"].assemble(query[:2], text[:0])
-    assert short.positions[short.mask].tolist() == [2, 3, 4, 5, 6]
-    assert made["padded"].assemble(query, text).positions[34] == 36
-
-
 def test_padded_inputs_have_a_fixed_size():
     reader = PaddedReader(backbone(), asked(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
     assert (reader.query_size, len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
@@ -176,30 +154,9 @@ def test_padded_inputs_have_a_fixed_size():
     assert set(apart.assemble_query(ids(11)).types.tolist()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("made", "windows", "limit", "budget"),
-    [
-        (backbone(), Truncate(10), None, 8 + 10),
-        (backbone(), WholeText(), None, 128 - 3),
-        (backbone(), WholeText(), 20, 8 + 20),
-        (backbone(None), WholeText(), None, sys.maxsize - 3),
-    ],
-)
-def test_the_shared_budget_is_the_room_for_query_and_text_together(made, windows, limit, budget):
-    assert SharedReader(made, asked(windows, max_doc_len=limit, layout=LAYOUTS["shared"])).budget == budget
-
-
-def test_equal_queries_and_texts_are_tokenized_once():
-    reader = PairReader(backbone(), asked(SLIDING))
-    first, second, again = reader.tokenize(["a cat", "a dog", "".join(["a ", "cat"])])
-    assert first is again is not second
-    first, second, again = reader.tokenize_queries(["a cat", "a dog", "".join(["a ", "cat"])])
-    assert first is again is not second
-
-
 # Room.
 
-TRAIL = Template.of("{query}\n{text}")
+TRAIL = Template.of("{query} fish {text}")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +168,8 @@ TRAIL = Template.of("{query}\n{text}")
         (PairReader, SLIDING, None, (85, 40)),
         (PairReader, GreedyChunks(), None, (31, 94)),  # a quarter for queries
         (PairReader, WholeText(), None, (31, 94)),
+        # [CLS], [SEP] and the template's word.
+        (lambda _, s: TemplateReader(backbone(template=TRAIL), s), GreedyChunks(), 8, (8, 128 - 8 - 3)),
         # Inputs of their own: two special tokens, and the prefixes of queries and of windows.
         (SeparateReader, GreedyChunks(), 8, (8, 126)),
         (SeparateReader, GreedyChunks(), None, (126, 126)),
@@ -237,13 +196,6 @@ def test_queries_and_windows_share_the_longest_input(make, windows, query, expec
     if largest is not None and windows.within(sys.maxsize) != windows and largest < 477:
         titled = make(backbone(), asked(windows, query, repeat_tokens=10))
         assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
-
-
-def test_template_text_reduces_the_room_for_windows():
-    reader = TemplateReader(backbone(template=Template.of("{query} fish {text}")), asked(GreedyChunks()))
-    assert reader.windows.largest == 128 - 8 - 3
-    reader._trail_size = 5
-    assert reader.room() == (120, 120, 120)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pyterrier_longdoc.modelling import runtimes
 from pyterrier_longdoc.modelling.runtimes import FAMILIES
 
 from ..support import tiny, tiny_long
-from ..support.systems import QRELS, QUIET, make, scores
+from ..support.systems import QRELS, QUIET, SELECTORS, make, reloaded, scores
 
 pytestmark = QUIET
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -38,7 +38,7 @@ def exports(monkeypatch) -> list[torch.dtype]:
 
 
 def assert_torchs(model, results) -> np.ndarray:
-    """Checks the scores against what torch makes of the same weights, and returns them."""
+    """Checks the scores against those of the same weights by torch, and returns them."""
     values = scores(model, results)
     np.testing.assert_allclose(values, scores(model.apply_attributes(runtime="torch"), results), **CLOSE)
     return values
@@ -101,7 +101,7 @@ def test_uncounted_changes_of_weights_cause_a_new_export(run, cross_encoder, res
             return np.asarray(scorer.score(*pairs).scores if run == "score" else scorer(*pairs))
 
     before = values()
-    values()
+    np.testing.assert_array_equal(values(), before)
     assert len(exports) == 1
     scorer.encoder.backbone.encoder.layer[1].output.dense.weight.data.mul_(2)
     after = values()
@@ -133,20 +133,25 @@ def test_copies_export_again_and_saved_models_have_no_runtime(cross_encoder, tmp
     for number, twin in enumerate((copy.deepcopy(model), pickle.loads(pickle.dumps(model))), 2):
         np.testing.assert_allclose(scores(twin, results), expected, **CLOSE)
         assert len(exports) == number
-    model.save(tmp_path)
-    assert ld.MaxP.load(tmp_path).runtime is None  # the machine's business, not the checkpoint's
+    assert reloaded(model, tmp_path).runtime is None  # the machine's business, not the checkpoint's
 
 
-@pytest.mark.parametrize(("name", "reason"), [("CEDR-knrm", "all layers"), ("TKL", "not exported")])
-def test_models_without_export_are_refused(name, reason, cross_encoder, results):
+def longformer(folder) -> ld.LongP:
+    backbone = tiny.checkpoint(folder, "longformer", **tiny_long.FAMILIES["longformer"])
+    return ld.LongP(backbone, max_query_len=8)
+
+
+WITHOUT_EXPORT = {
+    "all layers": lambda folder: make("CEDR-knrm"),
+    "not exported": lambda folder: make("TKL"),
+    "longformer": longformer,
+}
+
+
+@pytest.mark.parametrize("reason", WITHOUT_EXPORT)
+def test_models_without_export_are_refused(reason, tmp_path, results):
     with pytest.raises(ValueError, match=reason):
-        make(name, cross_encoder, runtime="openvino")(results)
-
-
-def test_architectures_without_export_are_refused(tmp_path, results):
-    longformer = tiny.checkpoint(tmp_path, "longformer", **tiny_long.FAMILIES["longformer"])
-    with pytest.raises(ValueError, match="longformer"):
-        ld.LongP(longformer, runtime="openvino", max_query_len=8)(results)
+        WITHOUT_EXPORT[reason](tmp_path).apply_attributes(runtime="openvino")(results)
 
 
 def test_a_wrong_export_raises_an_error(cross_encoder, results, monkeypatch):
@@ -178,28 +183,20 @@ def test_openvino_is_chosen(name, cross_encoder, results, can_export):
     np.testing.assert_allclose(found, scores(make(name, cross_encoder, runtime="torch"), results), **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["CEDR-knrm", "TKL"])
-def test_torch_is_chosen_for_models_without_export(name, cross_encoder, results, can_export):
-    assert runtime_of(make(name, cross_encoder), results) == "torch"
+@pytest.mark.parametrize("reason", WITHOUT_EXPORT)
+def test_torch_is_chosen_for_models_without_export(reason, tmp_path, results, can_export):
+    assert runtime_of(WITHOUT_EXPORT[reason](tmp_path), results) == "torch"
 
 
-def test_torch_is_chosen_for_other_architectures(tmp_path, results, can_export):
-    longformer = tiny.checkpoint(tmp_path, "longformer", **tiny_long.FAMILIES["longformer"])
-    assert runtime_of(ld.LongP(longformer, max_query_len=8), results) == "torch"
-
-
-def test_torch_is_chosen_for_small_backbones(cross_encoder, results, can_export, monkeypatch):
-    monkeypatch.setattr(runtimes, "LEAST_WEIGHTS", 10_000_000)
-    assert runtime_of(ld.MaxP(cross_encoder, **SLIDING), results) == "torch"
-
-
-def test_torch_is_chosen_without_openvino(cross_encoder, results, can_export, monkeypatch):
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
-    assert runtime_of(ld.MaxP(cross_encoder, **SLIDING), results) == "torch"
-
-
-def test_torch_is_chosen_on_other_processors(cross_encoder, results, can_export, monkeypatch):
-    monkeypatch.setattr(runtimes.platform, "machine", lambda: "arm64")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LEAST_WEIGHTS", 10_000_000), ("find_spec", lambda name: None), ("platform.machine", lambda: "arm64")],
+    ids=["small backbone", "no OpenVINO", "another processor"],
+)
+def test_torch_is_chosen_where_openvino_does_not_pay_or_is_not_there(
+    name, value, cross_encoder, results, can_export, monkeypatch
+):
+    monkeypatch.setattr(f"{runtimes.__name__}.{name}", value)
     assert runtime_of(ld.MaxP(cross_encoder, **SLIDING), results) == "torch"
 
 
@@ -209,11 +206,6 @@ def test_openvino_is_chosen_in_bfloat16_where_the_processor_has_it(
 ):
     monkeypatch.setattr(runtimes, "has_bfloat16", lambda device: native)
     assert runtime_of(ld.MaxP(cross_encoder, dtype="bfloat16", **SLIDING), results) == runtime
-
-
-def test_the_choice_does_not_depend_on_the_rows(cross_encoder, results, can_export):
-    model = ld.MaxP(cross_encoder, **SLIDING)
-    assert runtime_of(model, results.head(1)) == runtime_of(model, results)
 
 
 def test_the_runtime_is_part_of_the_description(cross_encoder, can_export):
@@ -234,29 +226,7 @@ def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, c
     assert len(exports) == 1
 
 
-SELECTORS = {
-    "EmbeddingWindows": lambda: ld.EmbeddingWindows(1, make("BiEncoder-max")),
-    "MaxSimWindows": lambda: ld.MaxSimWindows(1, make("MaxSim")),
-    "CrossEncoderWindows": lambda: ld.CrossEncoderWindows(1, ld.FirstP(tiny.encoder())),
-}
-
-
-@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("selector", ["EmbeddingWindows", "MaxSimWindows", "CrossEncoderWindows"])
 def test_openvino_is_chosen_for_the_model_of_a_selector(selector, cross_encoder, results, can_export, exports):
-    ld.MaxP(cross_encoder, preselect=SELECTORS[selector](), runtime="torch", **SLIDING)(results)
+    ld.MaxP(cross_encoder, preselect=SELECTORS[selector](1), runtime="torch", **SLIDING)(results)
     assert len(exports) == 1
-
-
-def test_openvino_is_chosen_for_a_calibrated_model(cross_encoder, results, can_export, exports, monkeypatch):
-    monkeypatch.setattr("pyterrier_longdoc.rerankers.calibrated.FEWEST", 2)
-    model = ld.MaxP(cross_encoder, **SLIDING)
-    ld.Calibrated(model).fit(results, QRELS)(results)
-    assert model.coverage.runtime == "openvino"
-    assert len(exports) == 1
-
-
-def test_openvino_is_chosen_for_jobs_on_disk(cross_encoder, results, can_export, tmp_path):
-    pytest.importorskip("pyarrow")
-    frame = results.assign(text=results["text"].fillna(""))
-    work = ld.rerank_to_disk(ld.MaxP(cross_encoder, **SLIDING), frame, tmp_path / "job")
-    assert work.coverage.runtime == "openvino"

@@ -10,7 +10,7 @@ import pytest
 import pyterrier_longdoc as ld
 
 from ..support import tiny, tiny_long
-from ..support.systems import CONTRACT, QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, scores, slow_but
+from ..support.systems import CONTRACT, QRELS, QUIET, REPRESENTATIVE, SELECTORS, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
 
@@ -34,17 +34,16 @@ def frame(title, text, query="old dog") -> pd.DataFrame:
     return pd.DataFrame([{"qid": "1", "query": query, "docno": "d", "title": title, "text": text}])
 
 
-def read(model, rows: pd.DataFrame):
-    """What the backbone gets of the rows, and the tokenizer."""
-    scorer = model.model
-    pairs = scorer.read(rows["query"].tolist(), model.documents(rows))
-    return [window for pair in pairs for window in pair.windows], scorer.tokenizer
+def windows_of(model, rows: pd.DataFrame):
+    """What the backbone gets of the rows."""
+    pairs = model.model.read(rows["query"].tolist(), model.documents(rows))
+    return [window for pair in pairs for window in pair.windows]
 
 
 def inputs(model, rows: pd.DataFrame) -> list[str]:
-    """The inputs that the backbone gets, in tokens."""
-    windows, tokenizer = read(model, rows)
-    return [" ".join(tokenizer.convert_ids_to_tokens(window.ids.tolist())) for window in windows]
+    """The same in tokens."""
+    tokenizer = model.model.tokenizer
+    return [" ".join(tokenizer.convert_ids_to_tokens(window.ids.tolist())) for window in windows_of(model, rows)]
 
 
 def test_the_title_precedes_the_text_in_each_window(cross_encoder):
@@ -54,7 +53,7 @@ def test_the_title_precedes_the_text_in_each_window(cross_encoder):
         "[CLS] old dog [SEP] red sun tree river mountain city [SEP]",
         "[CLS] old dog [SEP] red sun city rain snow wind [SEP]",
     ]
-    [window], _ = read(model, frame("red sun", "dog bird"))
+    [window] = windows_of(model, frame("red sun", "dog bird"))
     assert window.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert window.content == (4, 4 + 4)
 
@@ -108,8 +107,8 @@ def test_only_sentences_of_the_text_have_marks(tmp_path):
 def test_the_longest_query_title_and_window_fit_the_input(cross_encoder):
     model = ld.FirstP(cross_encoder, max_query_len=8, **TITLED)
     row = frame("red " * 50, "cat " * 500, query="dog " * 50)
-    assert [len(window) for window in read(model, row)[0]] == [128]
-    model(row)
+    assert [len(window) for window in windows_of(model, row)] == [128]
+    assert np.isfinite(scores(model, row)).all()
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [name for name in CONTRACT if name != "TKL"]))
@@ -117,61 +116,42 @@ def test_every_family_reads_titles(name, results):
     titled, plain = make(name, **TITLED), make(name)
     short = results[results["docno"] != "d1"]  # LongP's one window leaves room for titles
     np.testing.assert_allclose(scores(titled, short.assign(title="")), scores(plain, short), rtol=1e-5, atol=1e-6)
-    with_titles, without = scores(titled, results), scores(plain, results)
-    same = [title in ("", None) for title in TITLES]
-    assert np.isclose(with_titles, without, rtol=1e-4).tolist() == same
-    assert titled.coverage.windows >= plain.coverage.windows
+    same = np.isclose(scores(titled, results), scores(plain, results), rtol=1e-4)
+    assert same.tolist() == [title in ("", None) for title in TITLES]
 
 
-def test_titles_are_repeated_as_by_sliding_of_pyterrier():
+def test_titles_are_repeated_as_by_sliding_of_pyterrier(cross_encoder):
     """Scores are equal for texts of which `sliding` does not drop the end."""
-    rows = pd.DataFrame(
-        [
-            {"qid": "1", "query": "old dog", "docno": f"d{i}", "title": title, "body": " ".join(words), "score": 1.0}
-            for i, (title, words) in enumerate([("red sun", tiny.WORDS[:40]), ("a cat", tiny.WORDS[5:35])])
-        ]
-    )
+    rows = tiny.frame(["old dog"], [" ".join(tiny.WORDS[:40]), " ".join(tiny.WORDS[5:35])])
+    rows = rows.rename(columns={"text": "body"}).assign(title=["red sun", "a cat"])
     model = make("FirstP", text_field="body", window_size=80)
     passages = pt.text.sliding(length=20, stride=10) >> model >> pt.text.max_passage()
-    expected = passages(rows.assign(rank=[0, 1])).set_index("docno")["score"]
+    expected = passages(rows).set_index("docno")["score"]
     windows = {"windows": ld.SlidingWords(20, 10), "text_field": ("title", "body"), "repeat": "title"}
-    titled = make("FirstP", window_size=80)
-    titled = ld.MaxP(titled.backbone, max_query_len=8, **windows)
-    found = titled(rows).set_index("docno")["score"]
+    found = ld.MaxP(cross_encoder, max_query_len=8, **windows)(rows).set_index("docno")["score"]
     np.testing.assert_allclose(found, expected[found.index], rtol=1e-5)
 
 
-def test_bm25_counts_the_words_of_titles(cross_encoder):
-    """Every window then contains the title's word, so the word does not distinguish windows."""
-    text = "cat cat rain cat fish cat wind bird"
-    chosen = {}
-    for title in ("", "rain rain rain"):
-        model = ld.MaxP(
-            cross_encoder, windows=ld.SlidingWords(2, 2), preselect=ld.BM25Windows(1), explain=True, **TITLED
-        )
-        (span,) = model(frame(title, text, query="rain fish"))["window_spans"][0]
-        chosen[title] = text[slice(*span)]
-    assert chosen == {"": "rain cat", "rain rain rain": "fish cat"}
+@pytest.mark.parametrize(("title", "best"), [("", "rain cat"), ("rain rain rain", "fish cat")])
+def test_bm25_counts_the_words_of_titles(title, best, cross_encoder):
+    """With the title, every window contains its word, so the word does not distinguish windows."""
+    text, windows = "cat cat rain cat fish cat wind bird", ld.SlidingWords(2, 2)
+    model = ld.MaxP(cross_encoder, windows=windows, preselect=ld.BM25Windows(1), explain=True, **TITLED)
+    ((span,),) = model(frame(title, text, query="rain fish"))["window_spans"]
+    assert text[slice(*span)] == best
 
 
-@pytest.mark.parametrize("kind", ["embeddings", "cross-encoder"])
-def test_selecting_models_get_the_text_that_is_read(kind, results, monkeypatch):
-    if kind == "embeddings":
-        chosen = ld.EmbeddingWindows(2, make("BiEncoder-max"))
-    else:
-        chosen = ld.CrossEncoderWindows(2, make("FirstP"))
-    seen = []
+@pytest.mark.parametrize("name", ["EmbeddingWindows", "CrossEncoderWindows"])
+def test_selecting_models_get_titles_and_the_text_of_windows(name, results, monkeypatch):
+    chosen, seen = SELECTORS[name](2), []
     score = chosen.model.score
     monkeypatch.setattr(chosen.model, "score", lambda queries, texts: (seen.extend(texts), score(queries, texts))[1])
-    model = make("MaxP", preselect=chosen, **{**TITLED, "repeat_tokens": 2})
-    windows, tokenizer = read(model, results.iloc[[0]])
-    text, reader = results["text"][0], make("MaxP").model.reader
-    spans = reader.windows(reader.tokenize([text])[0])
-    assert len(seen) == len(spans) > 2
-    assert all(shown.startswith("the red\n") for shown in seen)  # two of the title's three tokens
-    assert all(shown.removeprefix("the red\n") in text for shown in seen)
-    assert len(windows) == 2
-    assert tokenizer.decode(windows[0].ids, skip_special_tokens=True).startswith("old dog the red ")
+    selecting = make("MaxP", preselect=chosen, **{**TITLED, "repeat_tokens": 2})
+    first, _ = inputs(selecting, results.iloc[[0]])
+    assert first.startswith("[CLS] old dog [SEP] the red ")  # two of the title's three tokens
+    assert len(seen) == len(inputs(make("MaxP"), results.iloc[[0]])) > 2
+    assert all(shown.startswith("the red\n") for shown in seen)
+    assert all(shown.removeprefix("the red\n") in results["text"][0] for shown in seen)
 
 
 @pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPRESENTATIVE if name in TRAINABLE]))
@@ -183,25 +163,21 @@ def test_fit_reads_titles(name, results):
     assert not np.allclose(scores(models[0], results), scores(models[1], results), rtol=1e-3)
 
 
-def test_scores_do_not_depend_on_other_rows(results):
-    for name in ("MaxP", "CEDR-knrm"):
-        table = ld.check_invariance(make(name, **TITLED), results, verbose=False)
-        assert table["passed"].dropna().all()
-    made_up = ld.check_invariance(make("MaxP", **TITLED), verbose=False)
-    assert made_up["passed"].dropna().all()
+@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
+def test_scores_do_not_depend_on_other_rows(name, results):
+    table = ld.check_invariance(make(name, **TITLED), results, verbose=False)
+    assert table["passed"].dropna().all()
 
 
 def test_window_spans_refer_to_the_text_without_title(results):
-    titled, plain = make("MaxP", explain=True, **TITLED)(results), make("MaxP", explain=True)(results)
+    titled, plain = (make("MaxP", explain=True, **arguments)(results) for arguments in (TITLED, {}))
     assert titled["window_spans"].tolist() == plain["window_spans"].tolist()
-    start, end = titled["best_start"][0], titled["best_end"][0]
-    assert results["text"][0][start:end].split()[0] in tiny.WORDS
 
 
 def test_cached_scores_are_those_of_text_and_title(results, tmp_path):
     cached = make("MaxP", score_cache=tmp_path / "scores.sqlite", **TITLED)
-    for frame_ in (results, results.assign(title="fish"), results.assign(title="")):
-        np.testing.assert_allclose(scores(cached, frame_), scores(make("MaxP", **TITLED), frame_), rtol=1e-5)
+    for rows in (results, results.assign(title="fish"), results.assign(title="")):
+        np.testing.assert_allclose(scores(cached, rows), scores(make("MaxP", **TITLED), rows), rtol=1e-5)
     cached.repeat, cached.repeat_tokens = None, 32
     expected = scores(make("MaxP", text_field=("title", "text")), results)
     np.testing.assert_allclose(scores(cached, results), expected, rtol=1e-5)

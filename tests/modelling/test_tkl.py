@@ -108,34 +108,30 @@ def tkl(**arguments):
     return ld.TKL(tiny.encoder(), **{"max_query_len": 8, "region_size": 8, "device": "cpu", **arguments})
 
 
-def encoded_by(model, query, text):
-    scorer = model.model
-    with torch.inference_mode():
-        [read] = scorer.read([query], [text])
-        return scorer, read, scorer.encode([read])
-
-
 @pytest.mark.parametrize(("size", "overlap"), [(7, 3), (5, 8), (4, 0), (100, 5)])
 def test_tokens_see_their_window_and_its_neighbours(size, overlap):
-    model = tkl(window_size=size, overlap=overlap)
-    scorer = model.model
-    encoder = scorer.encoder.eval()
-    with torch.no_grad():
-        encoder.mixture.fill_(0.3)
-    scorer, read, encoded = encoded_by(model, "red fish", SENTENCE * 2)
-    ids = torch.tensor(read.text.ids.astype("int64"))
-    states = []
-    for start in range(0, len(ids), size):
-        first, end = max(0, start - overlap), min(len(ids), start + size)
-        seen = encoder.backbone.words(ids[first : end + overlap])
-        # Positions count from where a whole overlap would begin.
-        position = torch.arange(len(seen)) + FIRST_POSITION + overlap - (start - first)
-        context = encoder.transformer((seen + sinusoids(position, 32)).unsqueeze(0))[0]
-        states.append((0.3 * seen + 0.7 * context)[start - first : end - first])
-    document = torch.cat(states)
-    words = encoder.backbone.words(torch.tensor(read.query.ids.astype("int64")))
-    query = 0.3 * words + 0.7 * encoder.transformer((words + sinusoids(torch.arange(2), 32)).unsqueeze(0))[0]
-    cosines = torch.nn.functional.normalize(query, dim=-1) @ torch.nn.functional.normalize(document, dim=-1).T
+    scorer = tkl(window_size=size, overlap=overlap).model.eval()
+    encoder = scorer.encoder
+    torch.nn.init.constant_(encoder.mixture, 0.3)
+
+    def contextualised(words, position):
+        context = encoder.transformer((words + sinusoids(position, 32)).unsqueeze(0))[0]
+        return 0.3 * words + 0.7 * context
+
+    with torch.inference_mode():
+        [read] = scorer.read(["red fish"], [SENTENCE * 2])
+        encoded = scorer.encode([read])
+        ids = torch.tensor(read.text.ids.astype("int64"))
+        states = []
+        for start in range(0, len(ids), size):
+            first, end = max(0, start - overlap), min(len(ids), start + size)
+            seen = encoder.backbone.words(ids[first : end + overlap])
+            # Positions count from where a whole overlap would begin.
+            position = torch.arange(len(seen)) + FIRST_POSITION + overlap - (start - first)
+            states.append(contextualised(seen, position)[start - first : end - first])
+        query = contextualised(encoder.backbone.words(torch.tensor(read.query.ids.astype("int64"))), torch.arange(2))
+    normalize = torch.nn.functional.normalize
+    cosines = normalize(query, dim=-1) @ normalize(torch.cat(states), dim=-1).T
     torch.testing.assert_close(encoded.matches.values[0, 0], cosines, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(encoded.query.states[0], query, rtol=1e-4, atol=1e-5)
     assert encoded.matches.window[0].tolist() == [i // size for i in range(len(ids))]
@@ -170,38 +166,18 @@ def test_windows_are_explained_and_their_best_is_shown():
     assert [token for token, _ in row["term_scores"]] == ["snow"]
 
 
-@pytest.fixture
-def glove(tmp_path):
-    """A file of vectors in which every word is orthogonal to every other one, more or less."""
-    rng = np.random.default_rng(0)
-    path = tmp_path / "glove.txt"
-    path.write_text("".join(f"{w} {' '.join(f'{x:.4f}' for x in rng.normal(size=20))}\n" for w in tiny.WORDS))
-    return path
-
-
-def test_a_model_over_a_file_of_vectors_is_saved_without_it(glove, tmp_path):
+def test_a_model_over_a_file_of_vectors_is_saved_without_it(tmp_path):
+    rng, glove = np.random.default_rng(0), tmp_path / "glove.txt"
+    glove.write_text("".join(f"{w} {' '.join(f'{x:.4f}' for x in rng.normal(size=20))}\n" for w in tiny.WORDS))
     model = ld.TKL(glove, device="cpu", overlap=3, layers=1, best_regions=2)
     frame = tiny.longer_results()
     expected = model(frame)["score"]
-    assert repr(model).startswith(f"TKL('{glove}', device='cpu', overlap=3, layers=1, best_regions=2")
     model.save(tmp_path / "saved")
     glove.unlink()
     again = ld.TKL.load(tmp_path / "saved", device="cpu")
     np.testing.assert_allclose(again(frame)["score"], expected, rtol=1e-5)
     assert again.coverage == model.coverage
     assert (again.overlap, again.layers, again.best_regions) == (3, 1, 2)
-
-
-def test_vectors_learn_to_rank(glove):
-    texts = [SENTENCE, "rain and snow and sun " * 4, "a bird in the wind " * 5]
-    frame = tiny.frame(["red fish", "snow", "wind"], texts)
-    qrels = frame.assign(label=np.eye(3, dtype="int64").ravel())[["qid", "docno", "label"]]
-    recipe = ld.TrainingArgs(loss="ranknet", epochs=12, learning_rates={"": 3e-3}, queries_per_step=3)
-    model = ld.TKL(glove, device="cpu", training=recipe, seed=1)
-    model.fit(frame, qrels)
-    out = model(frame).merge(qrels, on=["qid", "docno"])
-    assert out.loc[out["rank"] == 0, "label"].all()
-    assert model.history["loss"].iloc[-1] < model.history["loss"].iloc[0]
 
 
 # Word embeddings from text files and checkpoints.
@@ -218,18 +194,20 @@ def vectors(folder, text, name="vectors.txt"):
 def test_word_vectors_are_read_from_text_files(tmp_path):
     words, table = read_vectors(vectors(tmp_path, "the 1 2 3\nred 0.5 -1e-1 0\n. . 7 8 9\nthe 4 4 4\n\x85 1 1 1\n"))
     assert words == ["[PAD]", "[UNK]", "the", "red", ". .", "\x85"]
-    assert table.dtype == torch.float32
     expected = [[0, 0, 0], [0, 0, 0], [1, 2, 3], [0.5, -0.1, 0], [7, 8, 9], [1, 1, 1]]
     torch.testing.assert_close(table, torch.tensor(expected))
-    words, table = read_vectors(vectors(tmp_path, "2 2\nthe 1 2 \r\nred 3 4 \r\n"))  # word2vec's sizes are no word
+
+
+def test_the_first_line_of_word2vec_has_sizes_and_no_vector(tmp_path):
+    words, table = read_vectors(vectors(tmp_path, "2 2\nthe 1 2 \r\nred 3 4 \r\n"))
     assert (words[2:], table[2:].tolist()) == (["the", "red"], [[1, 2], [3, 4]])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2\nred 1\n", "line 2 .*'red 1'"),
-        ("the 1 2\nred 1 x\n", "line 2 .*'red 1 x'"),
+        ("the 1 2\nred 1\n", "line 2 "),
+        ("the 1 2\nred 1 x\n", "line 2 "),
         ("the 1 nan\n", "line 1 "),
         ("the\n", "line 1 "),
         ("", "no words"),
@@ -257,12 +235,12 @@ def test_words_and_punctuation_are_tokens_in_the_file_s_case(tmp_path):
     assert cased.tokenizer("The the")["input_ids"] == [3, 2]
 
 
-@pytest.mark.parametrize("family", ["bert", "electra"])
-def test_any_checkpoint_has_word_embeddings(family, tmp_path):
-    folder = tiny.checkpoint(tmp_path, family, **({"embedding_size": 24} if family == "electra" else {}))
+@pytest.mark.parametrize(("family", "sizes", "width"), [("bert", {}, 32), ("electra", {"embedding_size": 24}, 24)])
+def test_any_checkpoint_has_word_embeddings(family, sizes, width, tmp_path):
+    folder = tiny.checkpoint(tmp_path, family, **sizes)
     backbone = load_word_backbone(folder, **OPTIONS)
     words = AutoModel.from_pretrained(folder).get_input_embeddings().weight
     torch.testing.assert_close(backbone.model.get_input_embeddings().weight, words, rtol=1e-5, atol=0)
-    assert backbone.hidden_size == (24 if family == "electra" else 32)
+    assert backbone.hidden_size == width
     assert backbone.model.config.attention_heads == 8  # the most below ten that divide it
     assert [name for name, _ in backbone.model.named_parameters()] == ["words.weight"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,17 @@ def make(name: str, backbone: Any = None, **changes: Any) -> Any:
     return cls(backbone or tiny.encoder(None if name in BI_ENCODERS else 1), **{**arguments, **changes})
 
 
+SELECTORS: dict[str, Callable[[int], Any]] = {
+    "FirstK": ld.FirstK,
+    "BM25Windows": ld.BM25Windows,
+    "EmbeddingWindows": lambda k: ld.EmbeddingWindows(k, make("BiEncoder-max")),
+    "MaxSimWindows": lambda k: ld.MaxSimWindows(k, make("MaxSim")),
+    "CrossEncoderWindows": lambda k: ld.CrossEncoderWindows(k, make("FirstP")),
+    "WordEmbeddingWindows": lambda k: ld.WordEmbeddingWindows(k, make("FirstP")),
+}
+"""By name, what makes a selector of the best `k` windows."""
+
+
 def changed(transformer: Any, **attributes: Any) -> Any:
     """A copy with its weights and other arguments."""
     return pt.inspect.transformer_apply_attributes(transformer, **attributes)
@@ -110,6 +122,12 @@ def told_of(category: type[Warning], what: Callable[[], Any]) -> list[str]:
 def scores(transformer: Any, frame: pd.DataFrame) -> np.ndarray:
     """The scores of the rows, in their order."""
     return transformer(frame)["score"].to_numpy()
+
+
+def reloaded(transformer: Any, folder: Path) -> Any:
+    """What is loaded from a folder in which it has been saved."""
+    transformer.save(folder)
+    return type(transformer).load(folder, device="cpu")
 
 
 def slow_but(representative: Iterable[str], names: Iterable[str]) -> list[Any]:
