@@ -128,7 +128,6 @@ def check_type(cls: Any, rule: str, **args: Any) -> None:
 
 
 def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance: Any = None) -> str | None:
-    """Return a description of the rule that a value breaks; None if it breaks none."""
     kind, _, optional = annotation.partition(" | ")
     if value is None and optional == "None":
         return None
@@ -150,7 +149,6 @@ def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance
 
 
 def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
-    """Return a description of the unmet need of a field; None if it has its default or its need is met."""
     needs = f.metadata.get("needs")
     if needs is None or value is f.default or repr(value) == repr(f.default):
         return None

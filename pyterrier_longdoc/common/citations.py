@@ -26,15 +26,6 @@ def bibtex(papers: Iterable[str]) -> str:
     return "\n\n".join(paper if paper.startswith("@") else entries()[paper] for paper in dict.fromkeys(papers))
 
 
-def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
-    """Return the entries that the documentation of ir_datasets lists for a dataset."""
-    import ir_datasets
-
-    bibliography = entries(Path(ir_datasets.__file__).parent / "docs" / "bibliography.bib")
-    keys = (dataset.documentation() or {}).get("bibtex_ids", ())
-    return tuple(bibliography[key] for key in keys if key in bibliography)
-
-
 def papers_of(*parts: Any) -> list[str]:
     """Return the papers of these parts."""
     return [paper for part in parts if isinstance(part, Cited) for paper in part.cited()]
@@ -50,7 +41,11 @@ def papers_of_pipeline(pipeline: Any) -> list[str]:
             if isinstance(part, Cited):
                 papers += part.cited()
             elif hasattr(part, "irds_ref"):
-                papers += of_ir_datasets(part.irds_ref())
+                import ir_datasets
+
+                bibliography = entries(Path(ir_datasets.__file__).parent / "docs" / "bibliography.bib")
+                keys = (part.irds_ref().documentation() or {}).get("bibtex_ids", ())
+                papers += [bibliography[key] for key in keys if key in bibliography]
             else:
                 papers += getattr(part, "papers", None) or ()
         for model in getattr(stage, "models", ()):  # of folds

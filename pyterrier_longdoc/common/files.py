@@ -33,9 +33,9 @@ def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         yield temporary
         temporary.chmod(mode)
-        _flush(temporary, os.O_RDWR)
+        _flush(temporary)
         os.replace(temporary, path)
-        _flush_folder(path.parent)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -52,7 +52,7 @@ def replacing_files(folder: Path, *, first: str, last: str, old: Iterable[str]) 
         yield Path(temporary)
         for file in Path(temporary).rglob("*"):
             if file.is_file():
-                _flush(file, os.O_RDWR)
+                _flush(file)
         new = sorted(Path(temporary).iterdir(), key=lambda path: (path.name == last, not path.name.endswith(first)))
         (folder / last).unlink(missing_ok=True)
         for target in (folder / name for name in (*old, *(path.name for path in new))):
@@ -62,17 +62,14 @@ def replacing_files(folder: Path, *, first: str, last: str, old: Iterable[str]) 
                 target.unlink(missing_ok=True)
         for path in new:
             os.replace(path, folder / path.name)
-        _flush_folder(folder)
+        _flush(folder)
 
 
-def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":  # on other systems folders cannot be opened
-        _flush(folder, os.O_RDONLY)
-
-
-def _flush(path: Path, mode: int) -> None:
+def _flush(path: Path) -> None:
     """Wait until a file or the list of files in a folder is on disk."""
-    handle = os.open(path, mode)
+    if path.is_dir() and os.name != "posix":  # other systems cannot open folders
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -38,9 +38,3 @@ def terriers_properties(index: Any) -> dict[str, str] | None:
     lines = (line.partition("=") for line in file.read_text(encoding="latin-1").splitlines())
     found = {name: value for name, _, value in lines}
     return {name: found.get(name, "") for name in _TERRIERS}
-
-
-def time_of_building(index: pt.Artifact) -> dict[str, int]:
-    """Return when an artifact was built, in nanoseconds; empty without PyTerrier's metadata file."""
-    file = Path(str(index.path)) / "pt_meta.json"
-    return {"built": file.stat().st_mtime_ns} if file.is_file() else {}

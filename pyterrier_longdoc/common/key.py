@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .indices import is_java, is_terriers, terriers_properties, time_of_building
+from .indices import is_java, is_terriers, terriers_properties
 from .presentation import described
 from .runs import frame_digest
 
@@ -138,8 +138,9 @@ class _Describer:
             attributes = []
         values = {attribute.name: attribute.value for attribute in attributes if attribute.value is not _NOT_FOUND}
         settings = {"transformer": type(stage), "arguments": values}
-        if isinstance(stage, pt.Artifact) and isinstance(stage, pt.Indexer):
-            settings |= time_of_building(stage)
+        built = Path(str(stage.path)) / "pt_meta.json" if isinstance(stage, pt.Artifact) else None
+        if built is not None and isinstance(stage, pt.Indexer) and built.is_file():
+            settings["built"] = built.stat().st_mtime_ns
         if len(values) < max(1, len(attributes)):
             settings["repr"] = described(stage)
         return self.describe(settings)

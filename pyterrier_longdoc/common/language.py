@@ -181,11 +181,8 @@ def load_tokenizer(name: str, **options: Any) -> Any:
         # By its absolute path, because explanations, for example, refer to it by this name.
         tokenizer = AutoTokenizer.from_pretrained(full_name(name), **options)
     except Exception as error:  # tokenizers raises nothing more specific for damaged files
-        hint = (
-            f". If tokenizer.json is not of the class's kind, {_CURE}"
-            if isinstance(error, TypeError | KeyError)
-            else ""
-        )
+        is_mismatch = isinstance(error, TypeError | KeyError)
+        hint = f". If tokenizer.json is not of the class's kind, {_CURE}" if is_mismatch else ""
         raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {error}{hint}") from error
     check_tokenizer(name, tokenizer)
     return tokenizer
@@ -207,18 +204,16 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             f"the tokenizer of {name!r} has no words: its files (tokenizer.json, for instance) are missing"
         )
     file = find_file(name, "tokenizer.json") if tokenizer.is_fast else None
-    if file is not None and not _splits_alike(tokenizer.backend_tokenizer, Tokenizer.from_file(str(file))):
+    if file is None:
+        return
+    loaded, stored = tokenizer.backend_tokenizer, Tokenizer.from_file(str(file))
+    if type(stored.normalizer) is type(loaded.normalizer):
+        stored.normalizer = loaded.normalizer  # `do_lower_case`, for instance, is set in tokenizer_config.json
+    if _probe_ids(loaded) != _probe_ids(stored):
         raise ValueError(
             f"the tokenizer of {name!r} is loaded as a {type(tokenizer).__name__}, which does not split words as its "
             f"tokenizer.json does: {_CURE}"
         )
-
-
-def _splits_alike(loaded: Any, stored: Any) -> bool:
-    """Return whether two tokenizers give the same tokens, ignoring settings in tokenizer_config.json."""
-    if type(stored.normalizer) is type(loaded.normalizer):
-        stored.normalizer = loaded.normalizer  # `do_lower_case` is a setting of it
-    return _probe_ids(loaded) == _probe_ids(stored)
 
 
 def _probe_ids(tokenizer: Any) -> list[int] | None:

@@ -97,6 +97,5 @@ def label_points(ax: Any, points: pd.DataFrame) -> None:
 
 
 def _text_extent(label: Any) -> Any:
-    """Return the extent of the text of an annotation, without the line to its point."""
-    label.get_window_extent()  # moves it to its place
+    label.get_window_extent()  # moves it to its place; this extent includes the line to its point
     return import_extra("matplotlib.text", "analysis", "matplotlib is missing").Text.get_window_extent(label)

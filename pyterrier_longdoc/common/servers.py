@@ -57,7 +57,7 @@ def retrying(max_retries: int, *temporary: type[BackendError], ended: Event | No
 
     After `max_retries` retries, the last error is raised. Once `ended` is set, there are no further calls or pauses.
     """
-    tenacity = llm_library("tenacity")
+    tenacity = import_extra("tenacity", "llm", "this needs tenacity")
     growing, ended = tenacity.wait_random_exponential(multiplier=0.5, max=8), ended or Event()
 
     def wait(state: Any) -> float:
@@ -71,11 +71,6 @@ def retrying(max_retries: int, *temporary: type[BackendError], ended: Event | No
         wait=wait,
         reraise=True,
     )
-
-
-def llm_library(name: str) -> Any:
-    """Import a library of the extra `llm`."""
-    return import_extra(name, "llm", f"this needs {name}")
 
 
 def check_address(name: str, address: Any) -> None:

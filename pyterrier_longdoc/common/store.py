@@ -129,15 +129,13 @@ class ArrayStore(Store):
         missing = [i for i, key in enumerate(keys) if key not in arrays]
         if missing:
             new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, make(missing), strict=True)}
-            self._put([(key, a.nbytes, a.tobytes()) for key, a in new.items() if a.nbytes <= self.max_bytes])
+            rows = [(key, a.nbytes, a.tobytes()) for key, a in new.items() if a.nbytes <= self.max_bytes]
+            with self._connected() as connection:
+                connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
+                (total,) = connection.execute("SELECT sum(size) FROM arrays").fetchone()
+                if (total or 0) > self.max_bytes:
+                    newest = "SELECT number, sum(size) OVER (ORDER BY number DESC) AS total FROM arrays"
+                    old = f"SELECT number FROM ({newest}) WHERE total > ?"
+                    connection.execute(f"DELETE FROM arrays WHERE number IN ({old})", [self.max_bytes])
             arrays |= new
         return [arrays[key].copy() for key in keys]  # torch needs writable arrays
-
-    def _put(self, rows: Sequence[tuple[bytes, int, bytes]]) -> None:
-        with self._connected() as connection:
-            connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
-            (total,) = connection.execute("SELECT sum(size) FROM arrays").fetchone()
-            if (total or 0) > self.max_bytes:
-                newest = "SELECT number, sum(size) OVER (ORDER BY number DESC) AS total FROM arrays"
-                old = f"SELECT number FROM ({newest}) WHERE total > ?"
-                connection.execute(f"DELETE FROM arrays WHERE number IN ({old})", [self.max_bytes])

@@ -54,36 +54,23 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     """
     if results.efficiency is None:
         raise ValueError("plot_efficiency needs the results of Experiment(..., efficiency=True)")
-    partner = results.statistics.partner
-    compared = bool(partner) and set(results.names) <= {*partner, *partner.values()}
-    points, *labels = (_gains if compared else _means)(results, results.efficiency)
-    points.columns = ["name", "time", "worth"]
-    complete = points.dropna()
-    ax = ax or new_axes()
-    ax.scatter(complete["time"], complete["worth"], color=COLOURS[0])
-    if compared:
+    partner, costs, ax = results.statistics.partner, results.efficiency.set_index("name"), ax or new_axes()
+    points = pd.DataFrame(index=pd.Index(results.names, name="name"))
+    if partner and set(results.names) <= {*partner, *partner.values()}:
+        labels = "time per document relative to the partner", "mean gain over the partner (%)"
+        gains = results.comparisons.query("kind == 'partner'").groupby("name")["gain"].mean().mul(100)
+        points = points.assign(time=costs["slow-down"], worth=gains)
+        points.loc[~points.index.isin(partner.keys())] = 1.0, 0.0
         ax.axhline(0, color="0.6", linewidth=0.8)
-    label_points(ax, complete)
-    missing = ", ".join(points.loc[points.isna().any(axis=1), "name"])
+    else:
+        labels = "milliseconds per query", f"mean {results.measures[0]}"
+        points = points.assign(time=costs["ms/query"], worth=results.means.iloc[:, 0])
+    complete = points.dropna()
+    ax.scatter(complete["time"], complete["worth"], color=COLOURS[0])
+    label_points(ax, complete.reset_index())
+    missing = ", ".join(points.index[points.isna().any(axis=1)])
     note = f"\nnot drawn, because time or gain is unknown: {missing}" if missing else ""
     ax.set_xlabel(f"{labels[0]}{note}", wrap=True)
     ax.set_ylabel(labels[1])
     ax.spines[["top", "right"]].set_visible(False)
     return ax
-
-
-def _means(results: ExperimentResults, costs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
-    means = results.means.iloc[:, [0]].reset_index()
-    points = means[["name"]].merge(costs[["name", "ms/query"]], how="left").merge(means, how="left")
-    return points, "milliseconds per query", f"mean {results.measures[0]}"
-
-
-def _gains(results: ExperimentResults, costs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
-    rows = results.comparisons[results.comparisons["kind"] == "partner"]
-    gains = rows.groupby("name", sort=False)["gain"].mean().mul(100).reset_index()
-    points = (
-        pd.DataFrame({"name": results.names}).merge(costs[["name", "slow-down"]], how="left").merge(gains, how="left")
-    )
-    only_partners = ~points["name"].isin(results.statistics.partner.keys())
-    points.loc[only_partners, ["slow-down", "gain"]] = 1.0, 0.0
-    return points, "time per document relative to the partner", "mean gain over the partner (%)"

@@ -19,6 +19,9 @@ from ..common.presentation import NotebookMixin
 from ..common.runs import stages_of
 from .runs import RunByQuery, run_by_query
 
+Results = Any
+"""`ExperimentResults`, which imports this module."""
+
 SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
 """Limits for printing relevant documents and the text of a window; the tables are complete."""
 
@@ -125,23 +128,20 @@ class QueryExplanation:
         return tables
 
 
-def explain_query(
-    qid: str,
-    values: pd.DataFrame,
-    seeds: Mapping[str, Sequence[int | None]],
-    topics: pd.DataFrame | None,
-    ranks: pd.DataFrame | None,
-    systems: Mapping[str, Any] | None,
-    top: int,
-) -> QueryExplanation:
-    """Explain an evaluated query; see `ExperimentResults.why`."""
-    names, no_windows = list(values.index), pd.DataFrame(columns=WINDOW_COLUMNS)
-    if topics is None or ranks is None:
-        relevant = pd.DataFrame(columns=["docno", "label", *names])
+def explain_query(results: Results, row: int, systems: Mapping[str, Any] | None, top: int) -> QueryExplanation:
+    """Explain the query in this row of the values; see `ExperimentResults.why`."""
+    qid, no_windows = results.qids[row], pd.DataFrame(columns=WINDOW_COLUMNS)
+    by_name = {name: values[row] for name, values in results.query_values.items()}
+    values = pd.DataFrame.from_dict(by_name, orient="index", columns=results.measures).rename_axis("name")
+    for baseline in results.statistics.baseline:
+        differences = values[results.measures] - by_name[baseline]
+        values = values.join(differences.add_suffix(f" - {baseline}"))
+    if results.topics is None or results.ranks is None:
+        relevant = pd.DataFrame(columns=["docno", "label", *by_name])
         return QueryExplanation(qid, None, values, relevant, no_windows, ["these results hold no ranks"])
-    topic, ranks = topics[topics["qid"] == qid], ranks[ranks["qid"] == qid]
-    relevant, notes = _relevant_table(ranks, names)
-    first_seeds = [f"{name} ({labels[0]})" for name, labels in seeds.items() if len(labels) > 1]
+    topic, ranks = (frame[frame["qid"] == qid] for frame in (results.topics, results.ranks))
+    relevant, notes = _relevant_table(ranks, list(by_name))
+    first_seeds = [f"{name} ({labels[0]})" for name, labels in results.seeds.items() if len(labels) > 1]
     if first_seeds:
         notes.append(f"values are means over seeds, ranks those of the first seed: {', '.join(first_seeds)}")
     if systems is None or topic.empty:
@@ -154,7 +154,7 @@ def explain_query(
 
 
 def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return `QueryExplanation.relevant` for these systems, and notes."""
+    """Return `QueryExplanation.relevant`, and notes."""
     table = ranks.loc[ranks["name"] == names[0], ["docno", "label"]]
     table = table.sort_values("label", ascending=False, kind="stable").reset_index(drop=True)
     notes = [] if len(table) else ["no document is judged relevant for this query"]
@@ -175,10 +175,17 @@ def _best_windows(
     qid, labels = topic["qid"].iloc[0], dict(zip(ranks["docno"], ranks["label"], strict=True))
     tables, notes = [], []
     for name, system in systems.items():
-        if (reason := _reason_not_to_run(system)) is not None:
+        models = _all_models(system) if isinstance(system, pt.Transformer) else []
+        explaining = [model for model in models if hasattr(model, "explain")]
+        reason = "has no reranker with explain" if not explaining else None
+        if not models:
+            reason = f"is a {type(system).__name__}, not a pipeline"
+        elif any(hasattr(model, "ledger") for model in models):
+            reason = "asks a language model, which may cost money"
+        if reason is not None:
             notes.append(f"{name}: no windows, because it {reason}")
             continue
-        frame = _explained(system, topic)
+        frame = _explained(system, explaining, topic)
         if not len(frame):
             continue
         returned = pd.DataFrame({"qid": qid, "docno": as_strings(frame["docno"])})
@@ -189,7 +196,7 @@ def _best_windows(
             zip(rows_before["docno"], rows_before["rank"].tolist(), strict=True)
         ):
             notes.append(f"{name} ranks the relevant documents differently now: it has changed since the experiment")
-        rows = _windows_of(frame, next(model for model in reversed(_all_models(system)) if hasattr(model, "explain")))
+        rows = _windows_of(frame, explaining[-1])
         if rows is None:
             notes.append(f"{name}: no windows, because its results lack them or the text: put the reranker last")
             continue
@@ -200,16 +207,6 @@ def _best_windows(
     return table.reindex(columns=WINDOW_COLUMNS), notes
 
 
-def _reason_not_to_run(system: Any) -> str | None:
-    """Return why a system cannot be run for its windows; None if it can."""
-    if not isinstance(system, pt.Transformer):
-        return f"is a {type(system).__name__}, not a pipeline"
-    stages = _all_models(system)
-    if any(hasattr(stage, "ledger") for stage in stages):
-        return "asks a language model, which may cost money"
-    return None if any(hasattr(stage, "explain") for stage in stages) else "has no reranker with explain"
-
-
 def _all_models(pipeline: pt.Transformer) -> list[Any]:
     """Return all transformers in a pipeline, including the models of a cross-validation."""
     stages: list[Any] = list(stages_of(pipeline))
@@ -217,12 +214,12 @@ def _all_models(pipeline: pt.Transformer) -> list[Any]:
     return list({id(stage): stage for stage in stages}.values())
 
 
-def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> pd.DataFrame:
+def _explained(pipeline: pt.Transformer, models: Sequence[Any], topic: pd.DataFrame) -> pd.DataFrame:
     """Return the results with `explain=True`, without warnings and without changing the models."""
     trial = {"explain": True, "coverage": None, "warned": set[str]()}
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        for model in (model for model in _all_models(pipeline) if hasattr(model, "explain")):
+        for model in models:
             own = {name: value for name, value in trial.items() if hasattr(model, name)}
             stack.enter_context(changed(model, **own))
         return pipeline.transform(topic.copy())

@@ -183,12 +183,7 @@ class ExperimentResults:
         """
         row = self._row(str(qid))
         check_type(Mapping | None, 'a dict of pipelines by name, e.g. {"MaxP": bm25 >> maxp}', systems=systems)
-        by_name = {name: values[row] for name, values in self.query_values.items()}
-        values = pd.DataFrame.from_dict(by_name, orient="index", columns=self.measures).rename_axis("name")
-        for baseline in self.statistics.baseline:
-            differences = values[self.measures] - by_name[baseline]
-            values = values.join(differences.add_suffix(f" - {baseline}"))
-        return explain_query(self.qids[row], values, self.seeds, self.topics, self.ranks, systems, top)
+        return explain_query(self, row, systems, top)
 
     def citations(self) -> str:
         """Return the BibTeX entries of the papers behind the experiment's models and collections."""

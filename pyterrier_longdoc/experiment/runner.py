@@ -42,11 +42,10 @@ class EvaluatedRun:
     seed: int | None  # None for a system without seeds
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # (Q, M)
     costs: list[Cost] = field(default_factory=list)  # one per part
-    doubtful: dict[str, int] = field(default_factory=dict)  # number of queries that fail a check, by check
+    doubtful: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RUN_CHECKS, 0))  # queries that fail each
     candidates: dict[str, int] = field(default_factory=dict)  # a hash of the documents, by query
     ranks: pd.DataFrame = field(default_factory=pd.DataFrame)  # ranks of relevant documents; only for the first run
     papers: list[str] = field(default_factory=list)  # to cite for the pipeline
-    trained: int = 0  # test queries that a model was trained on
 
 
 @dataclass
@@ -76,7 +75,7 @@ class Runner:
             on_part()
         qids = self.evaluator.qids
         outcome.values = self.evaluator(run)
-        outcome.doubtful = {**count_doubtful(run, qids), TRAINED: outcome.trained}
+        count_doubtful(run, qids, outcome.doubtful)
         outcome.candidates = {qid: hash(frozenset(run[qid][0].tolist())) for qid in qids if qid in run}
         if ranks:
             outcome.ranks = with_ranks(self.relevant, run)
@@ -94,7 +93,9 @@ class Runner:
         outcome.papers += papers_of_pipeline(pipeline)
         topics = self.topics if part.fold is None else part.fold.test_topics
         trained = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
-        outcome.trained += len(set(topics["qid"]) & set().union(*(each.qids for each in trained if each is not None)))
+        outcome.doubtful[TRAINED] += len(
+            set(topics["qid"]) & set().union(*(each.qids for each in trained if each is not None))
+        )
         run_key = None
         if self.folder is not None:
             with suppress(ValueError):  # user code has no key
@@ -152,9 +153,8 @@ def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def count_doubtful(run: RunByQuery, qids: Sequence[str]) -> dict[str, int]:
+def count_doubtful(run: RunByQuery, qids: Sequence[str], counts: dict[str, int]) -> None:
     """Count the queries of a run that fail each check; scores are compared in float32, as in trec_eval."""
-    counts = dict.fromkeys(RUN_CHECKS, 0)
     for qid in qids:
         if qid not in run:
             counts["missing queries"] += 1
@@ -166,4 +166,3 @@ def count_doubtful(run: RunByQuery, qids: Sequence[str]) -> dict[str, int]:
         counts["constant scores"] += distinct == 1 < len(scores)
         counts["tied scores"] += distinct < len(scores)
         counts["repeated documents"] += len(set(docnos.tolist())) < len(docnos)
-    return counts

@@ -75,7 +75,9 @@ class PaperTable:
         for test_set, results in self.results.items():
             marks, set_gains = _marks_and_gains(results, self._letters)
             for measure in results.measures:
-                means, digits, texts = results.means[measure], self._digits(results, measure), []
+                rounding = results.round.get(measure) if isinstance(results.round, Mapping) else results.round
+                digits = next(each for each in (self.digits, rounding, DIGITS) if each is not None)
+                means, texts = results.means[measure], []
                 best = means.round(digits).max()
                 for name in gains:
                     gain = set_gains.get((name, measure))
@@ -117,12 +119,6 @@ class PaperTable:
         if len(self._partners) == 1 and self._partners <= set(statistics.baseline):
             references = references[1:]
         return dict(zip(references, string.ascii_lowercase, strict=False))
-
-    def _digits(self, results: Results, measure: str) -> int:
-        if self.digits is not None:
-            return self.digits
-        decimals = results.round.get(measure) if isinstance(results.round, Mapping) else results.round
-        return DIGITS if decimals is None else decimals
 
     def note(self, notation: Notation = HTML) -> str:
         """Return the line that explains the table."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..common.arguments import argument, check_type, validate
-from ..common.files import folder_digest
+from ..common.files import folder_digest, import_extra
 from ..common.servers import (
     BackendError,
     ContextOverflowError,
@@ -20,7 +20,6 @@ from ..common.servers import (
     error_text,
     is_too_long,
     key_in,
-    llm_library,
     redact,
     retrying,
     without_secrets,
@@ -167,7 +166,7 @@ class OpenAIBackend:
         return self._ask(messages, {**self.parameters, bound: 1, "logprobs": True, "top_logprobs": top_logprobs})
 
     def _ask(self, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Reply:
-        openai, client = llm_library("openai"), self.client
+        openai, client = import_extra("openai", "llm", "this needs openai"), self.client
         try:
             client = client or self._connect(openai)
             # The client retries everything but malformed replies.
