@@ -55,11 +55,7 @@ def text_of(path: Path) -> str:
 
 
 def looked_up(dotted: str):
-    """The value of a dotted name, None for a field of a dataclass.
-
-    Raises:
-        AttributeError, ImportError: if there is none.
-    """
+    """The value of a dotted name, None for a field of a dataclass; AttributeError or ImportError without one."""
     first, *rest = dotted.split(".")
     value = importlib.import_module({"ld": "pyterrier_longdoc", "pt": "pyterrier"}.get(first, first))
     for name in rest:
@@ -116,7 +112,7 @@ def unknown_arguments(*codes: str) -> list[str]:
 def test_extras_exist(path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = re.findall(r"(?:\.|PATH)\[([\w,]+)\]", text_of(path))
-    assert {extra for extras in named for extra in extras.split(",")} <= set(project["optional-dependencies"])
+    assert set(",".join(named).split(",")) - {""} <= set(project["optional-dependencies"])
 
 
 @each_text
@@ -125,10 +121,8 @@ def test_files_exist(path):
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text) if path.suffix == ".md" else []
     assert [link for link in links if not (path.parent / link).exists()] == []
     named = set(re.findall(rf"`((?:[\w.-]+/)+(?:{FILE})?|{FILE})`", text)) - WRITTEN_BY_THE_READER
-    folders = (ROOT, PACKAGE, ROOT / "tests", path.parent)
-    inside = [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
-    ends = [f"{file.as_posix()}/" for file in inside]
-    absent = [name for name in named if not any((folder / name).exists() for folder in folders)]
+    absent = [name for name in named if not any((folder / name).exists() for folder in (ROOT, path.parent))]
+    ends = [f"{file.as_posix()}/" for file in [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]]
     assert [name for name in absent if not any(end.endswith(f"/{name.rstrip('/')}/") for end in ends)] == []
 
 

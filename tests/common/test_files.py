@@ -6,6 +6,7 @@ import os
 import re
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +22,7 @@ PACKAGE = Path(pyterrier_longdoc.__file__).parent
     ("module", "package"), [("no_such_module.part", "no-such-module"), ("sklearn.nothing", "scikit-learn")]
 )
 def test_a_missing_library_is_reported_with_its_package_name(module, package):
-    with pytest.raises(ImportError, match=rf"^grades need it: pip install {package} .*\[llm\]"):
+    with pytest.raises(ImportError, match=package):
         import_extra(module, "llm", "grades need it")
 
 
@@ -37,15 +38,11 @@ def test_modules_and_packages_of_the_extras_agree():
     assert calls
     for module, extra in calls:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("importlib.import_module", _missing)
+            patch.setattr("importlib.import_module", Mock(side_effect=ModuleNotFoundError))
             with pytest.raises(ImportError) as caught:
                 import_extra(module, extra, "x")
         package = re.search(r"pip install (\S+)", str(caught.value))[1]
         assert package in [re.split(r"[<>=~!]", name)[0] for name in extras[extra]], (module, extra)
-
-
-def _missing(name):
-    raise ModuleNotFoundError(name)
 
 
 def test_the_digest_of_a_folder_depends_on_the_contents_of_its_files(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import http.server
 import shutil
 import socket
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
@@ -24,27 +23,6 @@ from ..support import tiny, tiny_long
 NAME = "someone/cross-encoder"
 
 
-@contextmanager
-def broken_server():
-    """A server that hangs up on everyone; its address, and what was asked about the model so far."""
-    asked: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def hang_up() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    request = connection.recv(4096).partition(b"\r\n")[0]
-                    asked.extend([request] if NAME.encode() in request else [])
-
-        threading.Thread(target=hang_up, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
-        listening.shutdown(socket.SHUT_RDWR)
-
-
 def set_address(monkeypatch, address: str) -> None:
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
@@ -58,86 +36,6 @@ def set_offline(monkeypatch, offline: bool) -> None:
     # Transformers 4 remembers it by itself, and so does a session before huggingface_hub 1.0.
     monkeypatch.setattr(transformers.utils.hub, "_is_offline_mode", offline, raising=False)
     getattr(huggingface_hub.utils, "reset_sessions", lambda: None)()
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A hub that cannot be asked, though nobody has said that there is none, and an empty cache."""
-    with broken_server() as (address, asked):
-        set_offline(monkeypatch, False)
-        set_address(monkeypatch, address)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        # Transformers 4 has a copy.
-        monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"), raising=False)
-        # The pauses between the tries of the hub's own client.
-        monkeypatch.setattr("time.sleep", lambda seconds: None)
-        yield asked
-
-
-def put_into_cache(folder: str | Path) -> None:
-    commit = "c" * 40
-    copy = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{NAME.replace('/', '--')}"
-    (copy / "refs").mkdir(parents=True)
-    (copy / "refs" / "main").write_text(commit)
-    shutil.copytree(folder, copy / "snapshots" / commit)
-
-
-@pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
-def test_an_unreachable_hub_is_tried_once_and_the_error_names_model_and_fix(hub, load, results):
-    with pytest.raises(OSError, match="not reachable") as caught:
-        load(NAME).transform(results)
-    assert len(hub) == 1
-    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
-    for named in (repr(NAME), f"hf download {NAME}", "'longdoc:minilm-l6'", "CrossEncoder.load", *packaged_models()):
-        assert named in str(caught.value)
-
-
-def test_an_unreachable_hub_is_reported_for_a_language_model(hub):
-    with pytest.raises(OSError, match=f"the model '{NAME}'"):
-        HuggingFaceBackend(NAME, device="cpu")([{"role": "user", "content": "x"}])
-    assert len(hub) == 1
-
-
-def test_an_unreachable_hub_is_reported_for_a_tokenizer_and_a_saved_model(hub, monkeypatch):
-    with pytest.raises(ValueError, match=f"tokenizer='{NAME}'.*hf download {NAME}"):
-        named_tokenizer(NAME)
-    assert len(hub) == 1
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        set_address(monkeypatch, f"http://127.0.0.1:{closed.getsockname()[1]}")
-    with pytest.raises(OSError, match=f"the model '{NAME}'"):
-        ld.PARADE.load(NAME)
-
-
-def test_a_model_in_the_cache_is_loaded_without_the_hub(hub, cross_encoder, results):
-    """Also if files that are optional were never asked for, as after `hf download` or a copy from another machine."""
-    put_into_cache(cross_encoder)
-    options = {"window_size": 20, "stride": 10, "max_query_len": 8, "device": "cpu"}
-    for model in (ld.MaxP, ld.BiEncoder):
-        hub.clear()
-        scores = model(NAME, **options).transform(results)["score"].tolist()
-        assert len(hub) == 1
-        assert scores == pytest.approx(model(cross_encoder, **options).transform(results)["score"].tolist(), rel=1e-5)
-
-
-@pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
-def test_a_cached_tokenizer_does_not_count_as_a_cached_model(hub, load, cross_encoder, results):
-    put_into_cache(cross_encoder)
-    for file in Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"):
-        file.unlink()
-    assert named_tokenizer.__wrapped__(NAME) is not None
-    with pytest.raises(OSError, match=f"the model '{NAME}'"):
-        load(NAME).transform(results)
-
-
-def test_offline_mode_and_folders_cause_no_requests(hub, monkeypatch, cross_encoder):
-    assert reachable(cross_encoder) == cross_encoder
-    set_offline(monkeypatch, True)
-    with pytest.raises(OSError, match="offline mode"):
-        reachable(NAME)
-    assert not hub
-
-
-# A hub that answers.
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -170,48 +68,111 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def answering(hub, monkeypatch, cross_encoder):
-    """Starts a hub that has the tiny cross-encoder, or gives one answer; returns what it was asked."""
+def answering(monkeypatch, tmp_path, cross_encoder):
+    """Starts a hub that has the tiny cross-encoder, or gives one answer; returns what it is asked; the cache is empty."""
+    set_offline(monkeypatch, False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    # Transformers 4 has a copy.
+    monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"), raising=False)
+    # The pauses between the tries of the hub's own client.
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    servers: list[http.server.ThreadingHTTPServer] = []
 
     def start(status: int | None = None, *, folder: str = cross_encoder, silent: tuple[str, ...] = ()) -> list[str]:
         told = {"folder": Path(folder), "status": status, "asked": [], "silent": silent}
         handler = type("Handler", (Hub,), told)
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        set_address(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        set_address(monkeypatch, f"http://127.0.0.1:{servers[-1].server_port}")
         return handler.asked
 
-    servers: list[http.server.ThreadingHTTPServer] = []
     yield start
     for server in servers:
         server.shutdown()
         server.server_close()
 
 
+def put_into_cache(folder: str | Path) -> None:
+    commit = "c" * 40
+    copy = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{NAME.replace('/', '--')}"
+    (copy / "refs").mkdir(parents=True)
+    (copy / "refs" / "main").write_text(commit)
+    shutil.copytree(folder, copy / "snapshots" / commit)
+
+
 SMALL = {"window_size": 20, "stride": 10, "max_query_len": 8, "device": "cpu"}
+LOADS = {
+    "PARADE": lambda name, results: ld.PARADE(name).transform(results),
+    "BiEncoder": lambda name, results: ld.BiEncoder(name).transform(results),
+    "language model": lambda name, results: HuggingFaceBackend(name, device="cpu")([{"role": "user", "content": "x"}]),
+    "saved model": lambda name, results: ld.PARADE.load(name),
+}
 
 
-@pytest.mark.parametrize(
-    ("status", "message"), [(401, "gated repo"), (404, "not a valid model identifier"), (503, "503")]
-)
-def test_an_error_of_the_hub_is_reported(answering, results, status, message):
-    asked = answering(status)
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_without_a_connection_the_error_names_model_and_fix(answering, monkeypatch, load, results):
+    answering()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        set_address(monkeypatch, f"http://127.0.0.1:{closed.getsockname()[1]}")
+    with pytest.raises(OSError, match="not reachable") as caught:
+        load(NAME, results)
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
+    for named in (repr(NAME), f"hf download {NAME}", "'longdoc:minilm-l6'", "CrossEncoder.load", *packaged_models()):
+        assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [LOADS["PARADE"], LOADS["BiEncoder"], LOADS["language model"]], ids=list(LOADS)[:3])
+def test_a_hub_that_fails_is_asked_once(answering, load, results):
+    asked = answering(503)
+    with pytest.raises(OSError, match=rf"(?s)503.*hf download {NAME}"):
+        load(NAME, results)
+    assert len(asked) == 1
+
+
+def test_a_tokenizer_on_a_hub_that_fails_is_named(answering):
+    asked = answering(503)
+    with pytest.raises(ValueError, match=rf"(?s)tokenizer='{NAME}'.*hf download {NAME}"):
+        named_tokenizer(NAME)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("status", "message"), [(401, "gated repo"), (404, "not a valid model identifier")])
+def test_an_error_about_a_model_is_reported(answering, results, status, message):
+    answering(status)
     with pytest.raises(OSError, match=message) as caught:
         ld.MaxP(NAME, **SMALL).transform(results)
     assert NAME in str(caught.value)
-    if status >= 500:
-        assert len(asked) == 1
-        assert f"hf download {NAME}" in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
+def test_a_cached_tokenizer_does_not_count_as_a_cached_model(answering, load, cross_encoder, results):
+    answering(503)
+    put_into_cache(cross_encoder)
+    for file in Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"):
+        file.unlink()
+    assert named_tokenizer.__wrapped__(NAME) is not None
+    with pytest.raises(OSError, match=f"the model '{NAME}'"):
+        load(NAME).transform(results)
+
+
+def test_offline_mode_and_folders_cause_no_requests(answering, monkeypatch, cross_encoder):
+    asked = answering()
+    assert reachable(cross_encoder) == cross_encoder
+    set_offline(monkeypatch, True)
+    with pytest.raises(OSError, match="offline mode"):
+        reachable(NAME)
+    assert not asked
 
 
 @pytest.mark.parametrize("status", [401, 429, 503])
-def test_a_cached_copy_is_used_if_the_hub_fails(answering, status, cross_encoder, results):
+@pytest.mark.parametrize("model", [ld.MaxP, ld.BiEncoder], ids=lambda model: model.__name__)
+def test_a_cached_copy_is_used_if_the_hub_fails(answering, model, status, cross_encoder, results):
+    """Also if files that are optional were never asked for, as after `hf download` or a copy from another machine."""
     put_into_cache(cross_encoder)
     asked = answering(status)
-    scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
+    scores = model(NAME, **SMALL).transform(results)["score"].tolist()
     assert len(set(asked)) == 1, asked  # again, where the hub's own client tries again
-    assert scores == pytest.approx(ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist(), rel=1e-5)
+    assert scores == pytest.approx(model(cross_encoder, **SMALL).transform(results)["score"].tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("load", [ld.MaxP, ld.BiEncoder], ids=lambda model: model.__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -49,29 +48,18 @@ def test_after_an_error_the_next_bar_is_not_nested(capsys):
 
 
 WITHOUT_BARS = """
-import numpy as np
-import pyterrier_longdoc as ld
-from tests.support import tiny
-from tests.support.toy import toy_task
+from pyterrier_longdoc.common.progress import work_bar
 
-recipe = ld.TrainingArgs(epochs=1, queries_per_step=2)
-models = [ld.FirstP(tiny.encoder(), device="cpu", training=recipe, verbose=verbose) for verbose in (False, True)]
-run, judged = toy_task(0, queries=4)
-for step in ("first", "fitted"):
-    one, other = (model(run)["score"] for model in models)
-    np.testing.assert_array_equal(one, other)
-    if step == "first":
-        losses = [model.fit(run, judged, run, judged).history["loss"].tolist() for model in models]
-        assert losses[0] == losses[1]
+with work_bar("outer", "fold", 1, shown=True) as outer, work_bar("inner", "doc", 1, shown=True) as inner:
+    inner.update()
+    inner.reset(total=2)
+    outer.set_postfix(loss="0.5")
 """
 
 
-def test_tqdm_disable_hides_bars_without_other_effects():
+def test_tqdm_disable_hides_bars():
     """In a process of its own, as tqdm reads its variables when it is imported."""
-    root, known = Path(__file__).parents[2], {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment = {**known, "TQDM_DISABLE": "1", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
-    told = subprocess.run(
-        [sys.executable, "-c", WITHOUT_BARS], cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, "TQDM_DISABLE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", WITHOUT_BARS], env=environment, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "%|" not in told.stderr
