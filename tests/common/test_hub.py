@@ -69,7 +69,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def answering(monkeypatch, tmp_path, cross_encoder):
-    """Starts a hub that has the tiny cross-encoder, or gives one answer; returns what it is asked; the cache is empty."""
+    """Starts a hub that has the tiny cross-encoder, or gives one answer; returns what it is asked."""
     set_offline(monkeypatch, False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     # Transformers 4 has a copy.
