@@ -38,7 +38,11 @@ def calibrated_on_positions(positions: RelevantPositions, gold: pd.DataFrame) ->
         estimates = np.array([document.first_token(FirstAbove(threshold)) for document in documents])
         return float(np.abs(np.where(np.isnan(estimates), middles, estimates) - truth).mean())
 
-    return FirstAbove(min(_candidates(documents), key=distance))
+    # One threshold for each distinct outcome: midpoints between the running maxima of the documents.
+    levels = np.unique(np.concatenate([np.fmax.accumulate(document.numbers) for document in documents]))
+    levels = levels[~np.isnan(levels)]
+    midpoints = (levels[:-1] + levels[1:]) / 2
+    return FirstAbove(float(min([levels[0] - 1.0, *midpoints] if len(levels) else [0.0], key=distance)))
 
 
 def calibrated_on_nonrelevant(positions: RelevantPositions, share: float = 0.1) -> FirstAbove:
@@ -81,11 +85,3 @@ def _documents(positions: RelevantPositions) -> Sequence[JudgedDocument]:
     if not positions.judged or not all(document.complete for document in positions.judged):
         raise ValueError("positions must have grades of all chunks: call relevant_positions with judge= and best_chunk")
     return positions.judged
-
-
-def _candidates(documents: Sequence[JudgedDocument]) -> list[float]:
-    """Return one threshold for each distinct outcome: midpoints between the running maxima of the documents."""
-    records = [np.fmax.accumulate(document.numbers) for document in documents]
-    levels = np.unique(np.concatenate(records))
-    levels = levels[~np.isnan(levels)]
-    return [float(levels[0]) - 1.0, *((levels[:-1] + levels[1:]) / 2).tolist()] if len(levels) else [0.0]

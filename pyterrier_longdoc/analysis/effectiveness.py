@@ -75,7 +75,13 @@ class PositionEffectiveness:
                 means = values[worst].mean(), values[best].mean()
                 ratio = means[0] / means[1] if means[1] else math.nan
                 low, high = self._ratio_interval(values[worst], values[best])
-                p = self._p_value(values[worst], values[best]) if worst != best else math.nan
+                p = math.nan
+                if worst != best and self._is_paired:
+                    p = p_values(values[worst][:, None], values[best][:, None], "t")[0]
+                elif worst != best and min(len(values[worst]), len(values[best])) > 1:
+                    with without_warnings():
+                        p = stats.ttest_ind(values[worst], values[best], equal_var=False).pvalue
+                p = float(np.minimum(1.0, p * math.comb(len(self.groups), 2)))
                 rows.append((name, measure, worst, best, *means, ratio, low, high, 1 - ratio, p))
         columns = ["worst group", "best group", "worst", "best", "ratio", "low", "high", "psi", "p-value"]
         return pd.DataFrame(rows, columns=["name", "measure", *columns])
@@ -92,10 +98,24 @@ class PositionEffectiveness:
         """
         measure = measure or self._first.measures[0]
         ratios = self.ratios[self.ratios["measure"] == measure]
-        labels = {ratio["name"]: f"{ratio['name']}: {_worst_to_best(ratio)}" for ratio in ratios.to_dict("records")}
-        ax = draw_groups(self.groups, measure, ax=ax, labels=labels, full=self._significant_cells(measure))
+        labels = {}
+        for ratio in ratios.to_dict("records"):
+            change = f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
+            if ratio["worst group"] == ratio["best group"]:
+                change = f"{ratio['best']:.2f} in all groups"
+            labels[ratio["name"]] = f"{ratio['name']}: {change}"
+        rows = self.comparisons[self.comparisons["measure"] == measure]
+        statistics, meaning = self._first.statistics, None
+        if len(rows):
+            reference = statistics.baseline[0] if statistics.baseline else "its partner"
+            correction = f", {statistics.correction} correction" if statistics.correction else ""
+            meaning = f"differs from {reference} (p < {statistics.alpha:g}{correction})"
+            rows = rows[rows["reference"] == reference] if statistics.baseline else rows[rows["kind"] == "partner"]
+        rows = rows[rows["reject"].eq(True)]
+        significant = set(zip(rows["group"], rows["name"], strict=True))
+        ax = draw_groups(self.groups, measure, ax=ax, labels=labels, full=significant)
         ax.set_xlabel("where the relevant text begins" + (f" ({self.unit})" if self.unit else ""))
-        return finish(ax, marker_legend(self._marker_meaning))
+        return finish(ax, marker_legend(meaning))
 
     @property
     def names(self) -> list[str]:
@@ -110,58 +130,21 @@ class PositionEffectiveness:
     def _is_paired(self) -> bool:
         return all(sorted(results.qids) == sorted(self._first.qids) for results in self.groups.values())
 
-    @property
-    def _marker_meaning(self) -> str | None:
-        """The meaning of a filled marker; None if there are no comparisons."""
-        statistics = self._first.statistics
-        if self.comparisons.empty:
-            return None
-        reference = statistics.baseline[0] if statistics.baseline else "its partner"
-        correction = f", {statistics.correction} correction" if statistics.correction else ""
-        return f"differs from {reference} (p < {statistics.alpha:g}{correction})"
-
-    def _significant_cells(self, measure: str) -> set[tuple[str, str]]:
-        """Return the groups and systems with a significant difference from the first baseline or else the partner."""
-        measure_rows = self.comparisons[self.comparisons["measure"] == measure]
-        baselines = measure_rows.loc[measure_rows["kind"] == "baseline", "reference"]
-        mask = measure_rows["reference"] == baselines.iloc[0] if len(baselines) else measure_rows["kind"] == "partner"
-        rows = measure_rows[mask & measure_rows["reject"].eq(True)]
-        return set(zip(rows["group"], rows["name"], strict=True))
-
     def _values(self, label: str, name: str) -> np.ndarray:
         """Return `(Q, M)` values; paired groups are in the order of the first group's queries."""
         values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
         return (values.loc[self._first.qids] if self._is_paired else values).to_numpy()
 
-    def _resample(self, values: np.ndarray, *, draw: int = 0) -> np.ndarray:
-        """Return `(resamples, M)` means of `(Q, M)` values; another `draw` resamples other queries."""
-        statistics = self._first.statistics
-        return resampled_means(values, resamples=statistics.resamples, seed=statistics.seed + draw)
-
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
         # Groups with the same queries share the resamples.
-        worst_means, best_means = self._resample(worst), self._resample(best, draw=0 if self._is_paired else 1)
+        statistics, other = self._first.statistics, 0 if self._is_paired else 1
+        worst_means = resampled_means(worst, resamples=statistics.resamples, seed=statistics.seed)
+        best_means = resampled_means(best, resamples=statistics.resamples, seed=statistics.seed + other)
         nonzero = best_means != 0
         if not nonzero.any():
             return math.nan, math.nan
-        low, high = self._first.statistics.interval(worst_means[nonzero] / best_means[nonzero])
+        low, high = statistics.interval(worst_means[nonzero] / best_means[nonzero])
         return float(low), float(high)
-
-    def _p_value(self, worst: np.ndarray, best: np.ndarray) -> float:
-        p = math.nan
-        if self._is_paired:
-            p = p_values(worst[:, None], best[:, None], "t")[0]
-        elif min(len(worst), len(best)) > 1:
-            with without_warnings():
-                p = stats.ttest_ind(worst, best, equal_var=False).pvalue
-        return float(np.minimum(1.0, p * math.comb(len(self.groups), 2)))
-
-
-def _worst_to_best(ratio: Mapping[Any, Any]) -> str:
-    """Return the legend entry of a system from its row of `ratios`."""
-    if ratio["worst group"] == ratio["best group"]:
-        return f"{ratio['best']:.2f} in all groups"
-    return f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
 
 
 def effectiveness_by_position(
@@ -188,14 +171,9 @@ def effectiveness_by_position(
     check_columns(frame, ("qid", "first_token"), "positions")
     rows = frame[frame["first_token"].notna()].reset_index(drop=True)
     if edges is None:
-        edges = _quarters(rows, results.qids)
+        check_columns(rows, ("length",), "positions (or set edges=)")
+        lengths = rows.loc[as_strings(rows["qid"]).isin(results.qids), "length"].astype("float64")
+        median = lengths.median() if lengths.notna().any() else 0.0
+        edges = sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})
     groups = query_groups(results, mean_by_query(rows, rows["first_token"]), edges=edges)
     return PositionEffectiveness(groups, unit="tokens")
-
-
-def _quarters(rows: pd.DataFrame, qids: Sequence[str]) -> list[float]:
-    """Return 0 and the quarters of the median length of these queries' documents."""
-    check_columns(rows, ("length",), "positions (or set edges=)")
-    lengths = rows.loc[as_strings(rows["qid"]).isin(qids), "length"].astype("float64")
-    median = lengths.median() if lengths.notna().any() else 0.0
-    return sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})

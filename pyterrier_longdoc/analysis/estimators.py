@@ -122,7 +122,7 @@ class JudgedDocument:
             "chunks": len(self.chunks),
             "judged": len(self.numbers),
             "unjudged": int(np.isnan(self.numbers).sum()),
-            "unread": 0 if final else self._unread,
+            "unread": 0 if final else self.chunks[-1][0][1] - self.chunks[self.limit - 1][0][1],
         }
         if chunk is None:
             reason = "no readable grade" if np.isnan(self.numbers).all() else estimator.failure
@@ -131,23 +131,10 @@ class JudgedDocument:
         place = {"first_token": first_token, "end_token": end_token, "start": start, "end": end}
         return {**row, **place, "chunk": chunk, "grade": float(self.numbers[chunk])}
 
-    @property
-    def _unread(self) -> int:
-        """Number of tokens after the limit."""
-        return self.chunks[-1][0][1] - self.chunks[self.limit - 1][0][1]
-
     def first_token(self, estimator: Estimator) -> float:
         """Return the first token of the chosen chunk; NaN if there is none."""
         chunk = estimator(self.numbers)
         return float("nan") if chunk is None else float(self.chunks[chunk][0][0])
-
-
-def share_above(documents: Sequence[JudgedDocument], threshold: float) -> float:
-    """Return the share of chunks above a threshold in documents with several chunks; NaN unless all were judged."""
-    judged = [document for document in documents if document.limit > 1]
-    if not judged or not all(document.complete for document in judged):
-        return float("nan")
-    return float((np.concatenate([document.numbers for document in judged]) > threshold).mean())
 
 
 def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> np.ndarray | None:

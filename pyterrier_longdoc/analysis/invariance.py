@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,54 +69,39 @@ def check_invariance(
         raise ValueError("results is empty: pass rows to score, or leave it out to use synthetic rows")
     with _in_float32(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about synthetic rows
+        order = np.random.default_rng(0).permutation(len(frame))
         expected = _scores(model, frame)
-        rows = [
-            _verdict(name, frame, reference, attempt, limit)
-            for name, reference, attempt, limit in _checks(model, frame, expected, tolerance, dtypes, dtype_tolerance)
-        ]
+        scores: dict[str, np.ndarray | str] = {"repeated": _scores(model, frame)}
+        scores["order"] = _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
+        scores["alone"] = alone = _row_scores(model, frame)
+        scores["padding"] = _scores_with_padding(model, frame)
+        scores["batch size 1"] = _with_attributes(model, frame, batch_size=1)
+        for kind in ("eager", "sdpa"):
+            scores[f"attention {kind}"] = _scores_by_attention(model, frame, kind)
+        for dtype in dtypes:
+            scores[f"dtype {dtype}"] = _with_attributes(model, frame, dtype=dtype)
+    rows = []
+    for name, found in scores.items():
+        # Padding is not compared with `expected`, where the rows are padded already.
+        reference = alone if name == "padding" else expected
+        limit = dtype_tolerance if name.startswith("dtype") else tolerance
+        rows.append({"check": name, "tolerance": limit, **_comparison(frame, reference, found, limit)})
     table = pd.DataFrame(rows, columns=["check", "difference", "same_order", "tolerance", "passed", "note"])
     if verbose:
         sys.stdout.write(table.to_string(index=False) + "\n")
     return table
 
 
-Attempt = Callable[[], np.ndarray | str]
-"""Returns scores computed in another way, or the reason why the check does not apply."""
-
-
-def _checks(
-    model: Any,
-    frame: pd.DataFrame,
-    expected: np.ndarray,
-    tolerance: float,
-    dtypes: Sequence[str],
-    dtype_tolerance: float,
-) -> Iterator[tuple[str, np.ndarray, Attempt, float]]:
-    order = np.random.default_rng(0).permutation(len(frame))
-    yield "repeated", expected, partial(_scores, model, frame), tolerance
-    yield "order", expected, partial(_scores_in_order, model, frame, order), tolerance
-    alone = _row_scores(model, frame)
-    yield "alone", expected, lambda: alone, tolerance
-    # Not compared with `expected`, where the rows are padded already.
-    yield "padding", alone, partial(_scores_with_padding, model, frame), tolerance
-    yield "batch size 1", expected, partial(_with_attributes, model, frame, batch_size=1), tolerance
-    for kind in ("eager", "sdpa"):
-        yield f"attention {kind}", expected, partial(_scores_by_attention, model, frame, kind), tolerance
-    for dtype in dtypes:
-        yield f"dtype {dtype}", expected, partial(_with_attributes, model, frame, dtype=dtype), dtype_tolerance
-
-
-def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, attempt: Attempt, limit: float) -> dict[str, Any]:
-    row = {"check": name, "difference": np.nan, "same_order": None, "tolerance": limit, "passed": None, "note": ""}
-    scores = attempt()
+def _comparison(frame: pd.DataFrame, expected: np.ndarray, scores: np.ndarray | str, limit: float) -> dict[str, Any]:
+    """Compare scores computed in another way; a string is the reason why there are none."""
     if isinstance(scores, str):
-        return {**row, "note": scores}
+        return {"difference": np.nan, "same_order": None, "passed": None, "note": scores}
     difference = float((np.abs(scores - expected) / np.maximum(1.0, np.abs(expected))).max(initial=0.0))
     same = all(
         np.array_equal(np.argsort(-expected[i], kind="stable"), np.argsort(-scores[i], kind="stable"))
         for i in frame.groupby("qid").indices.values()
     )
-    return {**row, "difference": difference, "same_order": same, "passed": difference <= limit}
+    return {"difference": difference, "same_order": same, "passed": difference <= limit, "note": ""}
 
 
 def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
@@ -126,10 +110,6 @@ def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
     rows = frame.assign(_row=range(len(frame)))
     scores = model.transform(rows).set_index("_row")["score"]
     return scores.reindex(range(len(frame))).to_numpy(dtype="float64")
-
-
-def _scores_in_order(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray:
-    return _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
 
 
 def _row_scores(model: Any, frame: pd.DataFrame, partner: int | None = None) -> np.ndarray:

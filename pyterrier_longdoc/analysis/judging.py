@@ -250,75 +250,57 @@ def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Spa
     return [(span, document.characters(span)) for span in spans]
 
 
-@dataclass(frozen=True)
-class ChunkJob:
-    """The chunks of a document to be judged; the qid is for the ledger of calls."""
-
-    qid: str
-    query: str
-    chunks: list[str]
-
-
-ChunkJudge = Callable[[Sequence[ChunkJob], Estimator, Callable[[int], Any]], list[np.ndarray]]
-"""Returns the `(J,)` grades of the first J chunks of each document, as many as the estimator needs; NaN if a reply is
-unreadable. It calls the third argument with the number of finished documents."""
-
-
-def as_chunk_judge(judge: Any) -> ChunkJudge:
-    """Make a judge of chunks from a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
-
-    Language models and functions judge one chunk after the other and stop as soon as possible, because calls can cost
-    money. Rerankers score all chunks in batches.
-    """
-    if isinstance(judge, RelevanceJudge):
-        return partial(_one_by_one, partial(_grade, judge), judge.concurrency)
-    if isinstance(judge, pt.Transformer):
-        return partial(_by_reranker, judge)
-    return partial(_one_by_one, partial(_number, judge), 1)
-
-
-def _one_by_one(
-    grade: Callable[[ChunkJob, str], float],
-    concurrency: int,
-    jobs: Sequence[ChunkJob],
+def judge_chunks(
+    judge: Any,
+    documents: Sequence[tuple[str, str, list[str]]],
     estimator: Estimator,
     on_done: Callable[[int], Any],
 ) -> list[np.ndarray]:
-    def numbers(job: ChunkJob, run_all: RunAll) -> np.ndarray:
-        grades: list[float] = []
-        for chunk in job.chunks:
-            grades += run_all([partial(grade, job, chunk)])
-            if estimator.decides(grades[-1]):
+    """Judge the chunks of documents.
+
+    Language models and functions judge one chunk after the other and stop as soon as possible, because calls can cost
+    money. Rerankers score all chunks in batches.
+
+    Args:
+        judge: a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
+        documents: the qid, the query and the chunks of each.
+        estimator: decides when to stop.
+        on_done: is called with the number of finished documents.
+
+    Returns:
+        The `(J,)` numbers of the first J chunks of each document; NaN if a reply is unreadable.
+    """
+    if isinstance(judge, pt.Transformer) and not isinstance(judge, RelevanceJudge):
+        scores: list[np.ndarray] = []
+        for start in range(0, len(documents), BLOCK_DOCUMENTS):
+            block = documents[start : start + BLOCK_DOCUMENTS]
+            rows = [(qid, query, chunk) for qid, query, chunks in block for chunk in chunks]
+            frame = pd.DataFrame(rows, columns=["qid", "query", "text"])
+            block_scores = scores_by_row(judge, frame, f"judge={judge!r}") if rows else np.zeros(0)
+            scores += np.split(block_scores, np.cumsum([len(chunks) for _, _, chunks in block])[:-1])
+            on_done(len(block))
+        return scores
+
+    def number(qid: str, query: str, chunk: str) -> float:
+        if isinstance(judge, RelevanceJudge):
+            grade = judge.grade(query, chunk, qid=qid)
+            return float("nan") if grade == UNJUDGED else float(grade)
+        value = float(judge(query, chunk))
+        if np.isnan(value):
+            raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {query!r}")
+        return value
+
+    def numbers(document: tuple[str, str, list[str]], run_all: RunAll) -> np.ndarray:
+        qid, query, chunks = document
+        found: list[float] = []
+        for chunk in chunks:
+            found += run_all([partial(number, qid, query, chunk)])
+            if estimator.decides(found[-1]):
                 break
-        return np.array(grades, dtype="float64")
+        return np.array(found, dtype="float64")
 
-    return in_parallel(numbers, jobs, concurrency, on_done=lambda job, grades: on_done(1))
-
-
-def _grade(judge: RelevanceJudge, job: ChunkJob, chunk: str) -> float:
-    grade = judge.grade(job.query, chunk, qid=job.qid)
-    return float("nan") if grade == UNJUDGED else float(grade)
-
-
-def _number(judge: Any, job: ChunkJob, chunk: str) -> float:
-    number = float(judge(job.query, chunk))
-    if np.isnan(number):
-        raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {job.query!r}")
-    return number
-
-
-def _by_reranker(
-    reranker: Any, jobs: Sequence[ChunkJob], estimator: Estimator, on_done: Callable[[int], Any]
-) -> list[np.ndarray]:
-    scores: list[np.ndarray] = []
-    for start in range(0, len(jobs), BLOCK_DOCUMENTS):
-        block = jobs[start : start + BLOCK_DOCUMENTS]
-        rows = [(job.qid, job.query, chunk) for job in block for chunk in job.chunks]
-        frame = pd.DataFrame(rows, columns=["qid", "query", "text"])
-        block_scores = scores_by_row(reranker, frame, f"judge={reranker!r}") if rows else np.zeros(0)
-        scores += np.split(block_scores, np.cumsum([len(job.chunks) for job in block])[:-1])
-        on_done(len(block))
-    return scores
+    concurrency = judge.concurrency if isinstance(judge, RelevanceJudge) else 1
+    return in_parallel(numbers, documents, concurrency, on_done=lambda document, found: on_done(1))
 
 
 def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:

@@ -7,7 +7,7 @@ into chunks and let a judge find the first relevant one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,8 +31,8 @@ from ..common.progress import work_bar
 from ..common.warnings import warn
 from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
-from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, share_above, threshold_effect
-from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of
+from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, threshold_effect
+from .judging import chunks_of, judge_chunks
 from .locating import PassageLocator
 
 CHUNK = 256
@@ -131,6 +131,8 @@ class RelevantPositions:
         rows, lengths = self.matched, self.frame["length"].dropna().astype("float64")
         starts, ends = rows["first_token"], rows["end_token"]
         room = rows["length"] - (ends - starts)
+        is_judged = "unread" in self.frame
+        cut = (self.frame["unread"].fillna(0) > 0).mean() if is_judged else 0.0
         return pd.Series(
             {
                 "queries": self.frame["qid"].nunique(),
@@ -143,16 +145,10 @@ class RelevantPositions:
                 f"ends in first {first}": (ends <= first).mean(),
                 f"starts in first {first} by chance": (first / (room + 1)).clip(upper=1.0).mean(),
                 "relative position": (starts / room.clip(lower=1)).where(room > 0, 0.0).mean(),
-                **self._cut(),
+                **({"documents cut": cut, "tokens unread": self.unread} if is_judged else {}),
             },
             name="positions",
         )
-
-    def _cut(self) -> dict[str, float]:
-        if "unread" not in self.frame:
-            return {}
-        cut = self.frame["unread"].fillna(0) > 0
-        return {"documents cut": float(cut.mean()), "tokens unread": self.unread}
 
     def reasons(self) -> pd.Series:
         """Count the documents without a position, by reason."""
@@ -279,8 +275,17 @@ def relevant_positions(
         if passages is not None:
             rows = _locate_all(pairs, read, passages, locator or PassageLocator(), bar.update)
             return RelevantPositions(_frame(pairs, rows, _PASSAGE_COLUMNS))
-        documents = _judge_all(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, bar.update)
-    return _estimate(pairs, documents, estimator)
+        # Chunked before threads start, because they must not share a tokenizer.
+        documents: dict[str, JudgedDocument] = {}
+        jobs = []
+        for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
+            if docno not in documents:
+                documents[docno] = _chunk(read(docno), chunk_tokens, max_chunks)
+            chunks = documents[docno].chunks[: documents[docno].limit]
+            jobs.append((qid, query, [texts[docno][start:end] for _, (start, end) in chunks]))
+        numbers = judge_chunks(judge, jobs, estimator, bar.update)
+    judged = [replace(documents[docno], numbers=grades) for docno, grades in zip(pairs["docno"], numbers, strict=True)]
+    return _estimate(pairs, judged, estimator)
 
 
 def _frame(pairs: pd.DataFrame, positions: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
@@ -308,93 +313,49 @@ def _relevant_pairs(
 def _locate_all(
     pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, locator: PassageLocator, advance: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
-    if {"docno", "start", "end"} <= set(passages.columns):
-        return _known_places(pairs, read, passages, advance)
-    check_columns(passages, ("qid", "text"), "passages")
-    texts = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
-    texts_by_qid = {qid: rows["text"] for qid, rows in texts.groupby("qid")}
-    positions = []
+    """Return the row of the first passage of each pair."""
+    is_known = {"docno", "start", "end"} <= set(passages.columns)
+    check_columns(passages, ("qid", "docno", "start", "end") if is_known else ("qid", "text"), "passages")
+    keys = [as_strings(passages[name]).to_numpy() for name in (["qid", "docno"] if is_known else ["qid"])]
+    passages_of = dict(list(passages.groupby(keys if is_known else keys[0])))
+    rows: list[dict[str, Any]] = []
     for qid, docno in zip(pairs["qid"], pairs["docno"], strict=True):
-        positions.append(_locate(texts_by_qid.get(qid, texts["text"].head(0)), read(docno), locator))
-        advance(1)
-    return positions
-
-
-def _known_places(
-    pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, advance: Callable[[int], Any]
-) -> list[dict[str, Any]]:
-    """Return the row of the first known passage of each pair."""
-    check_columns(passages, ("qid", "docno", "start", "end"), "passages")
-    places = passages.assign(qid=as_strings(passages["qid"]), docno=as_strings(passages["docno"]))
-    places = places.sort_values(["start", "end"], kind="stable").drop_duplicates(["qid", "docno"])
-    first = {(row.qid, row.docno): row for row in places.itertuples()}
-    positions: list[dict[str, Any]] = []
-    for pair in zip(pairs["qid"], pairs["docno"], strict=True):
-        advance(1)
-        document, place = read(pair[1]), first.get(pair)
+        document, own = read(docno), passages_of.get((qid, docno) if is_known else qid, passages.head(0))
         if document is None:
-            positions.append({"reason": NOT_THERE})
-        elif place is None:
-            positions.append({"length": len(document), "reason": "no passage"})
-        elif place.end > len(document.text):
-            positions.append({"length": len(document), "reason": "passage ends after the text"})
+            rows.append({"reason": NOT_THERE})
+        elif not len(document):
+            rows.append({"length": 0, "reason": EMPTY})
         else:
-            tokens = {
-                "first_token": int(document.tokens_before(place.start)),
-                "end_token": document.tokens_begun(place.end),
-                "length": len(document),
-            }
-            found = {"start": place.start, "end": place.end, "passage": place.Index}
-            positions.append({**tokens, **found, "similarity": 1.0, "method": "known"})
-    return positions
+            found = _known_place(own, document) if is_known else _locate(own, document, locator)
+            if "start" in found:
+                found["first_token"] = int(document.tokens_before(found["start"]))
+                found["end_token"] = document.tokens_begun(found["end"])
+            rows.append({"length": len(document), **found})
+        advance(1)
+    return rows
 
 
-def _locate(passages: pd.Series, document: TokenizedText | None, locator: PassageLocator) -> dict[str, Any]:
-    """Return the row of the first passage found."""
-    if document is None:
-        return {"reason": NOT_THERE}
-    if not len(document):
-        return {"length": 0, "reason": EMPTY}
-    matches = locator.locate(passages.tolist(), document.text)
+def _known_place(passages: pd.DataFrame, document: TokenizedText) -> dict[str, Any]:
+    """Return the first of these passages, or the reason why there is none."""
+    if passages.empty:
+        return {"reason": "no passage"}
+    first = passages.sort_values(["start", "end"], kind="stable").iloc[0]
+    if first["end"] > len(document.text):
+        return {"reason": "passage ends after the text"}
+    place = {"start": first["start"], "end": first["end"], "passage": first.name}
+    return {**place, "similarity": 1.0, "method": "known"}
+
+
+def _locate(passages: pd.DataFrame, document: TokenizedText, locator: PassageLocator) -> dict[str, Any]:
+    """Return the first passage that is found, or the reason why there is none."""
+    texts = strings(passages["text"], "text")
+    matches = locator.locate(texts, document.text)
     candidates = [(match, row) for match, row in zip(matches, passages.index, strict=True) if match is not None]
     if not candidates:
-        short = all(map(locator.too_short, passages))
-        reason = "no passage" if passages.empty else "passage too short" if short else "passage not found"
-        return {"length": len(document), "reason": reason}
+        short = all(map(locator.too_short, texts))
+        return {"reason": "no passage" if not texts else "passage too short" if short else "passage not found"}
     match, row = min(candidates, key=lambda pair: (pair[0].start, -pair[0].similarity))
-    return {
-        "first_token": int(document.tokens_before(match.start)),
-        "end_token": document.tokens_begun(match.end),
-        "length": len(document),
-        "start": match.start,
-        "end": match.end,
-        "passage": row,
-        "similarity": match.similarity,
-        "method": match.method,
-    }
-
-
-def _judge_all(
-    pairs: pd.DataFrame,
-    read: TokensOf,
-    judge: ChunkJudge,
-    estimator: Estimator,
-    chunk_tokens: int,
-    max_chunks: int | None,
-    advance: Callable[[int], Any],
-) -> list[JudgedDocument]:
-    # Chunked before threads start, because they must not share a tokenizer.
-    documents: dict[str, JudgedDocument] = {}
-    jobs = []
-    for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
-        document = read(docno)
-        if docno not in documents:
-            documents[docno] = _chunk(document, chunk_tokens, max_chunks)
-        chunks = documents[docno].chunks[: documents[docno].limit]
-        text = "" if document is None else document.text
-        jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in chunks]))
-    numbers = judge(jobs, estimator, advance)
-    return [replace(documents[docno], numbers=grades) for docno, grades in zip(pairs["docno"], numbers, strict=True)]
+    return {**asdict(match), "passage": row}
 
 
 def _chunk(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
@@ -410,22 +371,20 @@ def _estimate(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: 
     """Return the positions; warn if they are unreliable."""
     rows = [document.position(estimator) for document in judged]
     positions = RelevantPositions(_frame(pairs, rows, _CHUNK_COLUMNS), judged)
-    _warn_of_unread(positions)
-    if isinstance(estimator, FirstAbove):
-        _warn_of_threshold(judged, estimator)
-    return positions
-
-
-def _warn_of_unread(positions: RelevantPositions) -> None:
     unread = positions.frame["unread"].fillna(0)
     if unread.any():
         tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
         message = f"{tokens} in {(unread > 0).sum()} of {len(unread)} documents were not judged because of max_chunks"
         warn(f"relevant_positions: {message} (see column unread); max_chunks=None judges all.", TruncationWarning)
+    if isinstance(estimator, FirstAbove) and all(document.complete for document in judged):
+        _warn_of_threshold(judged, estimator)
+    return positions
 
 
 def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) -> None:
-    share, medians = share_above(judged, estimator.threshold), threshold_effect(judged, estimator.threshold)
+    numbers = [number for document in judged if document.limit > 1 for number in document.numbers]
+    share = float(np.mean(np.array(numbers) > estimator.threshold)) if numbers else 0.0
+    medians = threshold_effect(judged, estimator.threshold)
     chunk = max((end - start for document in judged for (start, end), _ in document.chunks), default=0)
     if share > 0.5:
         # Then the first chunk is usually above it, wherever the relevant text is.

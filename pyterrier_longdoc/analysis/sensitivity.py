@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -15,15 +15,12 @@ from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
 from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
 from ..common.progress import work_bar
-from ..experiment.significance import RESAMPLES, Statistics, correct, effect_sizes, p_values, resampled_means
-from ..modelling.tokens import Span, tokenized
+from ..experiment.significance import Statistics, correct, effect_sizes, p_values, resampled_means
+from ..modelling.tokens import tokenized
 from .judging import scores_by_row
 from .positions import texts_of_corpus
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-MovedVersion = tuple[float, float, int, int, str]
-"""Requested place, real place, tokens before the passage, tokens of the document, text."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,20 +31,11 @@ class PositionSensitivity:
         scores: `name` of the system, `qid`, `docno`, requested `place` (0 is the start and 1 the end of the document),
             `real_place` (the share of the other tokens that precede the passage), `first_token` (number of tokens
             before the passage), `length` (of the document in tokens) and `score`.
-        confidence: the confidence level of the bootstrap intervals.
-        test: see `significance.p_values`.
-        alpha: changes with a corrected p-value below it are significant.
-        resamples: the number of resamples of the queries.
-        seed: the random seed.
+        statistics: the test, `alpha` and the confidence level of the intervals.
     """
 
     scores: pd.DataFrame
-    _: KW_ONLY
-    confidence: float = 0.95
-    test: str = "t"
-    alpha: float = 0.05
-    resamples: int = RESAMPLES
-    seed: int = 42
+    statistics: Statistics = field(default_factory=Statistics)
 
     def __repr__(self) -> str:
         names = self.scores["name"].unique()
@@ -91,8 +79,12 @@ class PositionSensitivity:
             draw_means(ax, places, rows["change"], rows, full=full, label=label, system=system)
         ax.axhline(0, color="0.6", linewidth=0.8)
         ax.set_xlabel("real place of the relevant passage (0: start, 1: end)")
-        ax.set_ylabel(label_mean("change of the score in standard deviations", self.confidence).replace(": ", ":\n"))
-        return finish(ax, marker_legend(f"changed from the first place (p < {self.alpha:g}, holm correction)"))
+        ax.set_ylabel(
+            label_mean("change of the score in standard deviations", self.statistics.confidence).replace(": ", ":\n")
+        )
+        return finish(
+            ax, marker_legend(f"changed from the first place (p < {self.statistics.alpha:g}, holm correction)")
+        )
 
     def _system_table(self, name: Any, rows: pd.DataFrame) -> pd.DataFrame:
         values = rows.pivot_table("score", ["qid", "docno"], "place")  # NaN where a document has no such version
@@ -102,7 +94,7 @@ class PositionSensitivity:
         changes = [{**self._change(values, first, first, unit), "p-value": np.nan}]
         changes += [self._change(values, first, place, unit) for place in others]
         table = pd.DataFrame([change for change in changes if change["queries"]])
-        reject, corrected = correct(table["p-value"].to_numpy()[1:], "holm", self.alpha)
+        reject, corrected = correct(table["p-value"].to_numpy()[1:], "holm", self.statistics.alpha)
         means = rows.groupby("place")[["real_place", "first_token"]].mean().loc[table["place"]].reset_index(drop=True)
         table.insert(0, "name", name)
         table.insert(2, "real_place", means["real_place"])
@@ -118,15 +110,16 @@ class PositionSensitivity:
         row: dict[str, Any] = {"place": place, "queries": len(means)}
         if means.empty:
             return row
-        x_means, y_means = (resampled_means(scores, resamples=self.resamples, seed=self.seed) for scores in (x, y))
-        low, high = Statistics(confidence=self.confidence).interval(x_means - y_means)
+        s = self.statistics
+        x_means, y_means = (resampled_means(scores, resamples=s.resamples, seed=s.seed) for scores in (x, y))
+        low, high = s.interval(x_means - y_means)
         return row | {
             "score": x.mean(),
             "change": (x - y).mean() / unit,
             "low": low[0] / unit,
             "high": high[0] / unit,
             "lower": (x < y).mean(),
-            "p-value": p_values(x, y, self.test, resamples=self.resamples, seed=self.seed)[0],
+            "p-value": p_values(x, y, s.test, resamples=s.resamples, seed=s.seed)[0],
             "effect size": effect_sizes(x, y)[0],
         }
 
@@ -162,7 +155,7 @@ def position_sensitivity(
         verbose: show a progress bar over the systems.
 
     Returns:
-        The scores with their table and plot. To change `test`, `alpha` and so on, use `dataclasses.replace`.
+        The scores with their table and plot. To change the test, use `dataclasses.replace(found, statistics=...)`.
 
     Example:
         `ld.position_sensitivity({"FirstP": ld.FirstP()}, topics, corpus, dataset.gold).plot()`
@@ -171,7 +164,7 @@ def position_sensitivity(
     distinct = sorted({float(place) for place in places})
     if len(distinct) < 2 or distinct[0] < 0 or distinct[-1] > 1:
         raise ValueError(f"places={list(places)} must be at least two different numbers from 0 to 1")
-    spans = _check_gold(gold, topics)
+    spans = _spans(gold, topics)
     texts = texts_of_corpus(corpus, set(spans["docno"]), text_field)
     versions = _versions(spans, texts, distinct, tokenizer, text_field)
     rows = versions[["qid", "query", text_field]]
@@ -211,7 +204,7 @@ def _nearest(target: float, boundaries: list[int]) -> int:
     return min(boundaries, key=lambda boundary: abs(boundary - target))
 
 
-def _check_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
+def _spans(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
     """Return `qid, query, docno, start, end` for the queries of the topics."""
     check_columns(gold, ("qid", "docno", "start", "end"), "gold")
     check_columns(topics, ("qid", "query"), "topics")
@@ -229,33 +222,27 @@ def _check_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
 def _versions(
     spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokenizer: Any, text_field: str
 ) -> pd.DataFrame:
-    """Return one row per version of each document."""
-    rows = []
+    """Return one row per distinct version of each document."""
+    rows: list[tuple[Any, ...]] = []
+    reach = min(b - a for a, b in pairwise(places)) / 2
     for qid, docno, start, end, query in spans.itertuples(index=False):
         text = texts.get(docno, "")  # empty if missing from the corpus
         valid = pd.notna(start) and pd.notna(end) and 0 <= start < end <= len(text)
-        if not valid or not text[int(start) : int(end)].strip():
+        passage = text[int(start) : int(end)].strip() if valid else ""
+        if not passage:
             raise ValueError(f"gold of {docno!r} must be a passage: {start} to {end} of {len(text)} characters is not")
-        rows += [(qid, query, docno, *version) for version in _document_versions(text, (start, end), places, tokenizer)]
+        versions: dict[int, tuple[Any, ...]] = {}  # by the offset of the passage
+        for place in places:
+            version, offset = move_passage(text, int(start), int(end), place, reach)
+            tokens = tokenized(tokenizer, version)
+            before, after = int(tokens.tokens_before(offset)), tokens.tokens_begun(offset + len(passage))
+            rest = len(tokens) - (after - before)
+            real = before / rest if rest else 0.0
+            if offset not in versions or abs(place - real) < abs(versions[offset][0] - real):
+                versions[offset] = (place, real, before, len(tokens), version)
+        rows += [(qid, query, docno, *version) for version in versions.values()]
     columns = ["qid", "query", "docno", "place", "real_place", "first_token", "length", text_field]
-    versions = pd.DataFrame(rows, columns=columns)
-    if not versions.duplicated(["qid", "docno"]).any():
+    versions_frame = pd.DataFrame(rows, columns=columns)
+    if not versions_frame.duplicated(["qid", "docno"]).any():
         raise ValueError("gold must have documents with text outside of the passage, to which it can be moved")
-    return versions
-
-
-def _document_versions(text: str, span: Span, places: list[float], tokenizer: Any) -> list[MovedVersion]:
-    """Return the distinct versions of a document."""
-    start, end = map(int, span)
-    size = len(text[start:end].strip())
-    reach = min(b - a for a, b in pairwise(places)) / 2
-    versions: dict[int, MovedVersion] = {}
-    for place in places:
-        version, offset = move_passage(text, start, end, place, reach)
-        tokens = tokenized(tokenizer, version)
-        before, after = int(tokens.tokens_before(offset)), tokens.tokens_begun(offset + size)
-        rest = len(tokens) - (after - before)
-        real = before / rest if rest else 0.0
-        if offset not in versions or abs(place - real) < abs(versions[offset][0] - real):
-            versions[offset] = (place, real, before, len(tokens), version)
-    return list(versions.values())
+    return versions_frame

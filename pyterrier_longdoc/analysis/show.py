@@ -46,10 +46,6 @@ LONGEST_WORD = 30
 """Maximum number of characters by which a shade is widened."""
 
 
-def _in_word(character: str) -> bool:
-    return character.isdigit() or character.lower() != character.upper()
-
-
 class _Part(NamedTuple):
     """A part of a document with the same windows (or none) throughout."""
 
@@ -57,7 +53,7 @@ class _Part(NamedTuple):
     end: int
     windows: tuple[int, ...]
     text: str
-    is_place: bool = False
+    is_place: bool
 
     @property
     def is_unread(self) -> bool:
@@ -94,15 +90,17 @@ class _ShownDocument:
 
     @cached_property
     def shaded(self) -> list[tuple[int, int]]:
-        """The windows, widened to whole words."""
-        return [(self._edge(start, -1), self._edge(end, 1)) for start, end in self.spans]
+        """The windows, widened to whole words, except in long words and in scripts without spaces."""
+        # A letter of a script without upper and lower case is in no word here.
+        in_word = [character.isdigit() or character.lower() != character.upper() for character in self.text]
 
-    def _edge(self, place: int, step: int) -> int:
-        """Return the boundary of the word at a place; the place itself in long words and in scripts without spaces."""
-        edge, text = place, self.text
-        while 0 < edge < len(text) and _in_word(text[edge - 1]) and _in_word(text[edge]):
-            edge += step
-        return edge if abs(edge - place) <= LONGEST_WORD else place
+        def edge(place: int, step: int) -> int:
+            moved = place
+            while 0 < moved < len(in_word) and in_word[moved - 1] and in_word[moved]:
+                moved += step
+            return moved if abs(moved - place) <= LONGEST_WORD else place
+
+        return [(edge(start, -1), edge(end, 1)) for start, end in self.spans]
 
     def title(self) -> str:
         """Return rank, docno, score and label."""
@@ -118,6 +116,62 @@ class _ShownDocument:
         score, number = f"{self.scores[self.best]:.3f}", f"window {self.best + 1} of {len(self.spans)}"
         reading = f"{unread} of {len(self.text)} characters not read" if unread else "all was read"
         return f"{number} is best ({score}, characters {start}-{end}); {reading}"
+
+    def html(self, shades: Sequence[float], characters: int, *, is_open: bool) -> str:
+        """Return a collapsible block of title, summary and text; `shades` are the opacities of the windows."""
+        title = f"<b>{escape(self.title())}</b> <span class='note'>{escape(self.summary())}</span>"
+        body = f'<div class="text">{_collapsible(self.text, characters)}</div>'
+        if self.spans:
+            body = "".join(self._row(group, shades, characters) for group in self._groups())
+        opened = " open" if is_open else ""
+        return f'<details class="document"{opened}><summary>{title}</summary>{body}</details>'
+
+    def _groups(self) -> Iterator[list[_Part]]:
+        """Group the parts that share a label and a bar: up to the next start of a window or of unread text.
+
+        The bar of the best window ends where that window ends. White space outside windows is left out.
+        """
+        group: list[_Part] = []
+        for part in (part for part in self.parts() if part.windows or part.is_unread):
+            continues = group and part.windows and set(part.windows) <= set(group[-1].windows)
+            if group and not (continues and (self.best in part.windows) == (self.best in group[-1].windows)):
+                yield group
+                group = []
+            group.append(part)
+        if group:
+            yield group
+
+    def _row(self, group: Sequence[_Part], shades: Sequence[float], characters: int) -> str:
+        """Return parts of the text next to the numbers of the windows that start there."""
+        start, end = group[0].start, group[-1].end
+        if not group[0].windows:
+            text = _collapsible(group[0].text, min(characters, 200))
+            labels = f"not read<br>{end - start} characters"
+            return f'<div class="part unread"><div class="of">{labels}</div><div class="text">{text}</div></div>'
+        room, visible, hidden = characters, "", ""
+        for part in group:
+            visible += self._mark(part.text[:room], part, shades)
+            hidden += self._mark(part.text[room:], part, shades)
+            room = max(0, room - len(part.text))
+        if hidden:
+            visible += f"<details><summary>… {end - start - characters} more characters</summary>{hidden}</details>"
+        starting = [self._label(i) for i in group[0].windows if self.shaded[i][0] == start]
+        best = " best" if any(self.best in part.windows for part in group) else ""
+        label = "<br>".join(starting) or "&nbsp;"
+        return f'<div class="part{best}"><div class="of">{label}</div><div class="text">{visible}</div></div>'
+
+    def _label(self, window: int) -> str:
+        weight = "" if self.weights is None else f"<br>weight {self.weights[window]:.3f}"
+        text = f"{window + 1}: {self.scores[window]:.3f}{weight}"
+        return f"<b>▶ {text}</b>" if window == self.best else text
+
+    def _mark(self, text: str, part: _Part, shades: Sequence[float]) -> str:
+        if not text:
+            return ""
+        content = f"<b>{escape(text)}</b>" if part.is_place else escape(text)
+        shade = max(shades[i] for i in part.windows)
+        span = f'<span style="background:rgba(0,114,178,{shade:g})">{content}</span>'
+        return f"<u>{span}</u>" if self.best in part.windows else span
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,13 +205,22 @@ class ShownRanking:
         values = [value for document in self.documents for value in document.scores]
         low, high = (min(values), max(values)) if values else (0.0, 0.0)
         blocks = [
-            _DocumentHtml(document, _shades(document, self.by, low, high), self.characters).render(is_open=not place)
+            document.html(_shades(document, self.by, low, high), self.characters, is_open=not place)
             for place, document in enumerate(self.documents)
         ]
+        if self.by == "score":
+            scale = f"window score, from {low:.3f} to {high:.3f} in this ranking"
+        else:
+            scale = "window weight, up to the highest weight in the document"
+        places = " Bold: best match of a query token." if any(d.places for d in self.documents) else ""
+        legend = (
+            f"Shade: {scale}. Text in several windows has the strongest of their shades. Underlined, with a line in "
+            f"the margin and ▶: the best window. Dotted: not read.{places}"
+        )
         note = f'<p class="note">{self._rest_note()}</p>' if self.rest else ""
         return (
             f'<div class="ld-show"><style>{_STYLE}</style><b>{escape(self._title())}</b>'
-            f'<p class="note">{escape(self._legend(low, high))}</p>{"".join(blocks)}{note}</div>'
+            f'<p class="note">{escape(legend)}</p>{"".join(blocks)}{note}</div>'
         )
 
     def _title(self) -> str:
@@ -166,17 +229,6 @@ class ShownRanking:
     def _rest_note(self) -> str:
         rest = counted(self.rest, "more document is", "more documents are")
         return f"{rest} not shown: documents={len(self.documents) + self.rest} shows all"
-
-    def _legend(self, low: float, high: float) -> str:
-        if self.by == "score":
-            scale = f"window score, from {low:.3f} to {high:.3f} in this ranking"
-        else:
-            scale = "window weight, up to the highest weight in the document"
-        places = " Bold: best match of a query token." if any(d.places for d in self.documents) else ""
-        return (
-            f"Shade: {scale}. Text in several windows has the strongest of their shades. Underlined, with a line in "
-            f"the margin and ▶: the best window. Dotted: not read.{places}"
-        )
 
 
 def show(
@@ -279,74 +331,6 @@ def _shades(document: _ShownDocument, by: str, low: float, high: float) -> list[
     if high <= low:
         return [STRONGEST / 2] * len(values)
     return (STRONGEST * (values - low) / (high - low)).round(3).tolist()
-
-
-@dataclass(frozen=True)
-class _DocumentHtml:
-    """Writes a document as a collapsible block of title, summary and text."""
-
-    document: _ShownDocument
-    shades: Sequence[float]
-    characters: int
-
-    def render(self, *, is_open: bool) -> str:
-        document = self.document
-        title = f"<b>{escape(document.title())}</b> <span class='note'>{escape(document.summary())}</span>"
-        parts = list(document.parts()) if document.spans else []
-        text = "".join(self._row(group) for group in _groups_of(parts, document.best if parts else 0))
-        plain = f'<div class="text">{_collapsible(document.text, self.characters)}</div>' if not document.spans else ""
-        opened = " open" if is_open else ""
-        return f'<details class="document"{opened}><summary>{title}</summary>{text}{plain}</details>'
-
-    def _row(self, group: Sequence[_Part]) -> str:
-        """Return parts of the text next to the numbers of the windows that start there."""
-        document, start, end = self.document, group[0].start, group[-1].end
-        if not group[0].windows:
-            text = _collapsible(group[0].text, min(self.characters, 200))
-            labels = f"not read<br>{end - start} characters"
-            return f'<div class="part unread"><div class="of">{labels}</div><div class="text">{text}</div></div>'
-        room, visible, hidden = self.characters, "", ""
-        for part in group:
-            visible += self._mark(part.text[:room], part)
-            hidden += self._mark(part.text[room:], part)
-            room = max(0, room - len(part.text))
-        rest = end - start - self.characters
-        text = visible + (f"<details><summary>… {rest} more characters</summary>{hidden}</details>" if hidden else "")
-        starts = [i for i in group[0].windows if document.shaded[i][0] == start]
-        best = any(document.best in part.windows for part in group)
-        labels = "<br>".join(map(self._number, starts)) or "&nbsp;"
-        return f'<div class="part{" best" * best}"><div class="of">{labels}</div><div class="text">{text}</div></div>'
-
-    def _number(self, window: int) -> str:
-        """Return the label at the start of a window."""
-        weights = self.document.weights
-        weight = "" if weights is None else f"<br>weight {weights[window]:.3f}"
-        text = f"{window + 1}: {self.document.scores[window]:.3f}{weight}"
-        return f"<b>▶ {text}</b>" if window == self.document.best else text
-
-    def _mark(self, text: str, part: _Part) -> str:
-        if not text:
-            return ""
-        content = f"<b>{escape(text)}</b>" if part.is_place else escape(text)
-        shade = max(self.shades[i] for i in part.windows)
-        span = f'<span style="background:rgba(0,114,178,{shade:g})">{content}</span>'
-        return f"<u>{span}</u>" if self.document.best in part.windows else span
-
-
-def _groups_of(parts: Sequence[_Part], best: int) -> Iterator[list[_Part]]:
-    """Group the parts that share a label and a bar: up to the next start of a window or of unread text.
-
-    The bar of the best window ends where that window ends. White space outside windows is left out.
-    """
-    group: list[_Part] = []
-    for part in (part for part in parts if part.windows or part.is_unread):
-        continues = group and part.windows and set(part.windows) <= set(group[-1].windows)
-        if group and not (continues and (best in part.windows) == (best in group[-1].windows)):
-            yield group
-            group = []
-        group.append(part)
-    if group:
-        yield group
 
 
 def _collapsible(text: str, characters: int) -> str:

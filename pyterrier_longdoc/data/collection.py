@@ -1,11 +1,10 @@
-"""Base classes of collections: text loading and known positions of relevant passages."""
+"""Collections with known positions of relevant passages, and the transformer that loads their texts."""
 
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -18,7 +17,7 @@ import pyterrier as pt
 from ..common.arguments import check_arguments
 from ..common.files import full_name
 from ..common.frames import as_strings
-from ..common.language import Counter, token_counter
+from ..common.language import token_counter
 from ..common.progress import work_bar
 
 Documents = Mapping[str, Mapping[str, str]]
@@ -30,29 +29,6 @@ GOLD_COLUMNS = {
     **dict.fromkeys(("position", "passage"), "str"),
 }
 """Columns of `PositionedCollection.gold` and their types."""
-
-
-class StreamedDocuments(Mapping[str, Mapping[str, str]]):
-    """Documents that are created or read on demand, so that they need not fit into memory."""
-
-    @abstractmethod
-    def rows(self) -> Iterator[Mapping[str, str]]:
-        """Iterate over all documents."""
-
-    def many(self, docnos: Sequence[str]) -> Documents:
-        """Return these documents, read together if that is faster; missing ones are left out."""
-        return self
-
-    def values(self) -> ValuesView[Mapping[str, str]]:
-        """Return a re-iterable view of all documents."""
-        return _Rows(self)
-
-
-class _Rows(ValuesView[Mapping[str, str]]):
-    _mapping: StreamedDocuments
-
-    def __iter__(self) -> Iterator[Mapping[str, str]]:
-        return self._mapping.rows()
 
 
 @dataclass(eq=False, repr=False)
@@ -79,14 +55,11 @@ class TextLoader(pt.Transformer):
         pt.validate.columns(inp, includes=["docno"], context=self)
         docnos = as_strings(inp["docno"]).tolist()
         distinct = list(dict.fromkeys(docnos))
-        documents = self.documents
-        if isinstance(documents, StreamedDocuments):
-            documents = documents.many(distinct)
         rows = {}
         with work_bar(repr(self), "doc", len(distinct), shown=self.verbose) as bar:
             for docno in distinct:
                 try:
-                    rows[docno] = documents[docno]
+                    rows[docno] = self.documents[docno]
                 except KeyError:
                     raise KeyError(f"docno {docno!r} is not in the collection {self.name!r}") from None
                 bar.update()
@@ -96,9 +69,7 @@ class TextLoader(pt.Transformer):
         return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON description that identifies the loader; ValueError if its documents are not in memory."""
-        if isinstance(self.documents, StreamedDocuments):
-            raise ValueError(f"{self!r} reads its documents on demand, so they cannot be compared")
+        """Return a JSON description that identifies the texts, all of which are read."""
         content = blake2b(digest_size=16)
         for docno, document in self.documents.items():
             for text in (docno, *(document[name] for name in self.fields)):
@@ -117,130 +88,12 @@ class TextLoader(pt.Transformer):
         return f"TextLoader({self.name!r}, {self.fields!r})"
 
 
-class Collection(pt.datasets.Dataset):
-    """A test collection. Subclasses define ``name``, ``documents``, topics and qrels."""
-
-    name: str
-    tokenizer: Any = None
-    papers: tuple[str, ...] = ()
-    """The papers of the collection: keys of `references.bib`, or BibTeX entries."""
-
-    @property
-    @abstractmethod
-    def documents(self) -> Documents:
-        """All documents, docno -> {"docno", "text", other fields}, in order; read on first use, with equal fields."""
-
-    @property
-    def splits(self) -> dict[str, list[str]]:
-        """The qids of each variant of topics and qrels; empty if there is only one."""
-        return {}
-
-    @cached_property
-    def _loaders(self) -> dict[tuple[tuple[str, ...], bool], TextLoader]:
-        return {}
-
-    def get_corpus_iter(self, *, verbose: bool = True) -> pt.model.IterDict:
-        """Return a sized iterator of ``{"docno": ..., "text": ..., ...}`` for indexing."""
-        rows = self.documents.values()
-        bar = pt.tqdm(rows, desc=f"{self.name} documents", disable=not verbose)
-        return pt.utils.GeneratorLen(map(dict, bar), len(rows))
-
-    def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> pt.Transformer:
-        """Return a transformer that adds the document texts to a frame with a ``docno`` column.
-
-        The same arguments return the same object, so that ``pt.Experiment(..., plan="tree")`` recognizes it in several
-        pipelines.
-
-        Args:
-            fields: ``"*"`` for all fields, or the names of one or several fields.
-            verbose: show a progress bar.
-        """
-        available = self._fields()
-        names = available if fields == "*" else [fields] if isinstance(fields, str) else list(fields)
-        for name in names:
-            check_arguments("str", repr(self), choices=available, fields=name)
-        key = (tuple(names), verbose)
-        if key not in self._loaders:
-            self._loaders[key] = TextLoader(self.documents, names, self.name, verbose, self.papers or None)
-        return self._loaders[key]
-
-    def describe(self) -> dict[str, Any]:
-        """Return a JSON description that identifies the texts; see `TextLoader.describe`."""
-        return TextLoader(self.documents, self._fields(), self.name).describe()
-
-    def lengths(self, tokenizer: Any = None) -> np.ndarray:
-        """Return the length of each document, `(D,)` int64, in the order of the corpus.
-
-        Args:
-            tokenizer: counts the tokens, see `token_counter`; None uses the collection's tokenizer, or counts words and
-                punctuation marks if it has none.
-        """
-        count = token_counter(self.tokenizer if tokenizer is None else tokenizer)
-        return np.fromiter((count([row["text"]])[0] for row in self.documents.values()), dtype=np.int64)
-
-    def statistics(self, tokenizer: Any = None, *, limits: Sequence[int] = (1431, 1500)) -> pd.DataFrame:
-        """Return statistics of the collection, as in Tables 7 and 8 and Section C.2 of Boytsov et al. 2025.
-
-        Args:
-            tokenizer: counts the tokens, see `lengths`; the paper uses BERT's.
-            limits: lengths in tokens; the table has the share of documents that exceed each of them.
-
-        Returns:
-            A frame with one row per variant of topics and qrels and one for `all` (column `split`). Unknown values are
-            NaN. The other columns are
-
-            - `queries`, their mean length `query_tokens` and mean number of relevant documents `positives`;
-            - `documents` (those of the variant's length, if the collection has several), their mean length
-              `document_tokens`, its `median`, `p90` and `max`, and the shares `over_1431` and so on;
-            - `first_min`, `first_mean` and `first_max` of the first tokens of relevant passages, in tokens of the
-              collection.
-        """
-        count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self.lengths(tokenizer)
-        rows = []
-        for split in dict.fromkeys((*self.splits, "all")):
-            split_lengths = lengths[self._document_selection(split)]
-            sizes = pd.Series(split_lengths, dtype="float64")
-            documents = {"documents": len(split_lengths), "document_tokens": sizes.mean(), "median": sizes.median()}
-            documents |= {"p90": sizes.quantile(0.9), "max": split_lengths.max(initial=0)}
-            documents |= {f"over_{limit}": (sizes > limit).mean() for limit in limits}
-            queries = _query_sizes(*self._topics_and_qrels(split), count)
-            rows.append({"split": split, **queries, **documents, **self._first_tokens(split)})
-        return pd.DataFrame(rows)
-
-    def _document_selection(self, split: str) -> Any:
-        """Return the index into `lengths` of the documents of a variant."""
-        return slice(None)
-
-    def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-        """Return the topics and qrels of a variant; None if they are missing."""
-        variant = split if split in self.splits else None
-        topics = self.get_topics(variant) if self._describe_component("topics") else None
-        return topics, self.get_qrels(variant) if self._describe_component("qrels") else None
-
-    def _first_tokens(self, split: str) -> dict[str, float]:
-        return dict.fromkeys(("first_min", "first_mean", "first_max"), np.nan)
-
-    def _fields(self) -> list[str]:
-        return [name for name in next(iter(self.documents.values()), {"text": ""}) if name != "docno"]
-
-
-def _query_sizes(topics: pd.DataFrame | None, qrels: pd.DataFrame | None, count: Counter) -> dict[str, Any]:
-    if topics is None or not len(topics):
-        return {"queries": 0, "query_tokens": np.nan, "positives": np.nan}
-    # Topics of ir_datasets can have several fields and no query.
-    tokens = np.mean(count(topics["query"].tolist())) if "query" in topics else np.nan
-    positives = np.nan
-    if qrels is not None:
-        positives = qrels.query("label > 0").groupby("qid").size().reindex(topics["qid"]).fillna(0).mean()
-    return {"queries": len(topics), "query_tokens": tokens, "positives": positives}
-
-
 @dataclass(frozen=True)
 class CollectionParts:
     """The parts of a `PositionedCollection`.
 
     Attributes:
-        documents: docno -> fields; `StreamedDocuments` are possible.
+        documents: docno -> fields, any `Mapping`, such as one that reads documents from disk.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
         gold: the rows of `PositionedCollection.gold`, or a function that returns them.
@@ -258,7 +111,7 @@ class CollectionParts:
     lengths: Callable[[], Iterable[int]] | None = None
 
 
-class PositionedCollection(Collection):
+class PositionedCollection(pt.datasets.Dataset):
     """A PyTerrier dataset with documents, topics, qrels and the positions of relevant passages.
 
     Args:
@@ -282,6 +135,7 @@ class PositionedCollection(Collection):
     ) -> None:
         self.name, self.tokenizer, self.papers = name, full_name(tokenizer), papers
         self._source, self._default, self._variants = parts, default, list(variants)
+        self._loaders: dict[tuple[tuple[str, ...], bool], TextLoader] = {}
 
     @cached_property
     def parts(self) -> CollectionParts:
@@ -335,6 +189,34 @@ class PositionedCollection(Collection):
         """Return the judgements of a variant, `qid`, `docno` and `label`; None for the default."""
         return self._of_variant(self.qrels, variant)
 
+    def get_corpus_iter(self, *, verbose: bool = True) -> pt.model.IterDict:
+        """Return a sized iterator of ``{"docno": ..., "text": ..., ...}`` for indexing."""
+        bar = pt.tqdm(self.corpus, desc=f"{self.name} documents", disable=not verbose)
+        return pt.utils.GeneratorLen(map(dict, bar), len(self.documents))
+
+    def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> TextLoader:
+        """Return a transformer that adds the document texts to a frame with a ``docno`` column.
+
+        The same arguments return the same object, so that ``pt.Experiment(..., plan="tree")`` recognizes it in several
+        pipelines.
+
+        Args:
+            fields: ``"*"`` for all fields, or the names of one or several fields.
+            verbose: show a progress bar.
+        """
+        available = [name for name in next(iter(self.corpus), {"text": ""}) if name != "docno"]
+        names = available if fields == "*" else [fields] if isinstance(fields, str) else list(fields)
+        for name in names:
+            check_arguments("str", repr(self), choices=available, fields=name)
+        key = (tuple(names), verbose)
+        if key not in self._loaders:
+            self._loaders[key] = TextLoader(self.documents, names, self.name, verbose, self.papers or None)
+        return self._loaders[key]
+
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON description that identifies the texts."""
+        return self.text_loader().describe()
+
     def candidates(
         self, variant: str | None = None, *, pool: str = "all", depth: int | None = None, seed: int = 0
     ) -> pd.DataFrame:
@@ -361,7 +243,8 @@ class PositionedCollection(Collection):
             members[group].append(docno)
         qrels = self.get_qrels(variant)
         qrels = qrels[qrels["docno"].isin(names)]
-        judged, positives = map(_by_query, (qrels, qrels.query("label > 0")))
+        judged = qrels.groupby("qid")["docno"].agg(list).to_dict()
+        positives = qrels[qrels["label"] > 0].groupby("qid")["docno"].agg(list).to_dict()
         rows: list[tuple[str, str, str, float, int]] = []
         for qid, query in self.get_topics(variant).itertuples(index=False):
             relevant = positives.get(qid, [])
@@ -372,23 +255,64 @@ class PositionedCollection(Collection):
         return pd.DataFrame(rows, columns=["qid", "query", "docno", "score", "rank"])
 
     def lengths(self, tokenizer: Any = None) -> np.ndarray:
-        """Return the length of each document; see `Collection.lengths`."""
+        """Return the length of each document, `(D,)` int64, in the order of the corpus.
+
+        Args:
+            tokenizer: counts the tokens, see `token_counter`; None uses the collection's tokenizer, or counts words and
+                punctuation marks if it has none.
+        """
         if tokenizer is None and self.parts.lengths is not None:
             return np.fromiter(self.parts.lengths(), dtype=np.int64)
-        return super().lengths(tokenizer)
+        count = token_counter(self.tokenizer if tokenizer is None else tokenizer)
+        return np.fromiter((count([row["text"]])[0] for row in self.corpus), dtype=np.int64)
 
-    def _document_selection(self, split: str) -> Any:
-        groups = self.parts.groups
-        if split not in groups.values():
-            return slice(None)
-        return np.fromiter((groups.get(docno) == split for docno in self.documents), bool, len(self.documents))
+    def statistics(self, tokenizer: Any = None, *, limits: Sequence[int] = (1431, 1500)) -> pd.DataFrame:
+        """Return statistics of the collection, as in Tables 7 and 8 and Section C.2 of Boytsov et al. 2025.
 
-    def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-        return (self.topics, self.qrels) if split == "all" else (self.get_topics(split), self.get_qrels(split))
+        Args:
+            tokenizer: counts the tokens, see `lengths`; the paper uses BERT's.
+            limits: lengths in tokens; the table has the share of documents that exceed each of them.
 
-    def _first_tokens(self, split: str) -> dict[str, float]:
-        gold = self.gold if split == "all" else self.gold[self.gold["qid"].isin(self.splits[split])]
-        return {f"first_{statistic}": float(gold["first_token"].agg(statistic)) for statistic in ("min", "mean", "max")}
+        Returns:
+            A frame with one row per variant of topics and qrels and one for `all` (column `split`). Unknown values are
+            NaN. The other columns are
+
+            - `queries`, their mean length `query_tokens` and mean number of relevant documents `positives`;
+            - `documents` (those of the variant's length, if the collection has several), their mean length
+              `document_tokens`, its `median`, `p90` and `max`, and the shares `over_1431` and so on;
+            - `first_min`, `first_mean` and `first_max` of the first tokens of relevant passages, in tokens of the
+              collection.
+        """
+        count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self.lengths(tokenizer)
+        topics, qrels = (
+            getattr(self, name) if self._describe_component(name) else pd.DataFrame(columns=["qid", "query", "label"])
+            for name in ("topics", "qrels")
+        )
+        group_of = np.array([self.parts.groups.get(docno) for docno in self.documents], dtype=object)
+        rows = []
+        for split in dict.fromkeys((*self.splits, "all")):
+            qids = self.splits.get(split, topics["qid"])
+            queries = topics.loc[topics["qid"].isin(qids), "query"].tolist()
+            relevant = qrels[qrels["qid"].isin(qids) & (qrels["label"] > 0)]
+            in_split = group_of == split if split in group_of else slice(None)
+            sizes = pd.Series(lengths[in_split], dtype="float64")
+            firsts = self.gold.loc[self.gold["qid"].isin(qids), "first_token"]
+            rows.append(
+                {
+                    "split": split,
+                    "queries": len(queries),
+                    "query_tokens": np.mean(count(queries)) if queries else np.nan,
+                    "positives": len(relevant) / len(queries) if len(queries) and len(qrels) else np.nan,
+                    "documents": len(sizes),
+                    "document_tokens": sizes.mean(),
+                    "median": sizes.median(),
+                    "p90": sizes.quantile(0.9),
+                    "max": lengths[in_split].max(initial=0),
+                    **{f"over_{limit}": (sizes > limit).mean() for limit in limits},
+                    **{f"first_{name}": float(firsts.agg(name)) for name in ("min", "mean", "max")},
+                }
+            )
+        return pd.DataFrame(rows)
 
     def _of_variant(self, frame: pd.DataFrame, variant: str | None) -> pd.DataFrame:
         variant = variant or self._default
@@ -405,10 +329,6 @@ class PositionedCollection(Collection):
 
     def __repr__(self) -> str:
         return f"PositionedCollection({self.name!r})"
-
-
-def _by_query(pairs: pd.DataFrame) -> dict[str, list[str]]:
-    return {str(qid): docnos for qid, docnos in pairs.groupby("qid")["docno"].agg(list).items()}
 
 
 def _sample(rng: random.Random, population: list[str], positives: list[str], depth: int | None, qid: str) -> list[str]:

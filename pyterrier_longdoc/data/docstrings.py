@@ -25,9 +25,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, count
+from itertools import chain, count, starmap
 from pathlib import Path
-from typing import Any
 
 import pyterrier as pt
 
@@ -124,8 +123,15 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
     Returns:
         The documents, sorted by docno.
     """
+    was_enabled = gc.isenabled()
+    gc.disable()  # nearly halves the time: syntax trees have no cycles, but garbage collection visits all nodes
+    try:
+        docstrings = list(chain.from_iterable(starmap(_docstrings, packages.items())))
+    finally:
+        if was_enabled:
+            gc.enable()
     candidates: dict[str, tuple[str, str]] = {}
-    for docno, docstring in _all_docstrings(packages):
+    for docno, docstring in docstrings:
         query, text = split_summary(docstring)
         if len(text.split()) >= MIN_DOCUMENT_WORDS:
             names = chain([docno], (f"{docno}#{number}" for number in count(2)))
@@ -146,8 +152,13 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
 
 def installed_packages() -> dict[str, Path]:
     """Return the folders of the installed `PACKAGES` by name, without importing them."""
-    folders = {name: _find(name) for name in PACKAGES}
-    return {name: path for name, path in folders.items() if path is not None and path.is_dir()}
+    folders = {}
+    for name in PACKAGES:
+        if name == STDLIB:
+            folders[name] = Path(sysconfig.get_path("stdlib"))
+        elif (spec := importlib.util.find_spec(name)) and spec.submodule_search_locations:
+            folders[name] = Path(spec.submodule_search_locations[0])
+    return folders
 
 
 class DocstringsDataset(PositionedCollection):
@@ -176,7 +187,20 @@ class DocstringsDataset(PositionedCollection):
             return collect(self._packages)
         recipe = {"format": _FORMAT, "versions": self.versions}
         key = blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=8).hexdigest()
-        return _load_or_build(Path(pt.io.pyterrier_home(), "longdoc", f"docstrings-{key}.jsonl.gz"), recipe)
+        file = Path(pt.io.pyterrier_home(), "longdoc", f"docstrings-{key}.jsonl.gz")
+        try:
+            _, *rows = (row for _, row in read_jsonl(file))
+            return [Entry(**row) for row in rows]
+        except FileNotFoundError:
+            _log.info("building %s", file)
+        except (OSError, EOFError, TypeError, ValueError, zlib.error) as error:
+            _log.warning("%s is damaged (%s): building it again", file, error)
+        entries = collect(installed_packages())
+        try:
+            write_jsonl(file, [recipe, *map(asdict, entries)])
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", file, error)
+        return entries
 
     @property
     def versions(self) -> dict[str, str]:
@@ -209,25 +233,6 @@ class DocstringsDataset(PositionedCollection):
         return f"DocstringsDataset({'' if self._packages is None else list(self._packages)})"
 
 
-def _load_or_build(file: Path, recipe: dict[str, Any]) -> list[Entry]:
-    """Read the collection from a file that begins with its recipe, or build it and write the file."""
-    try:
-        header, *rows = (row for _, row in read_jsonl(file))
-        if header == recipe:
-            return [Entry(**row) for row in rows]
-        _log.warning("%s is damaged (different recipe): building it again", file)
-    except FileNotFoundError:
-        _log.info("building %s", file)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        _log.warning("%s is damaged (%s): building it again", file, error)
-    entries = collect(installed_packages())
-    try:
-        write_jsonl(file, [recipe, *map(asdict, entries)])
-    except OSError as error:
-        _log.warning("%s cannot be written: %s", file, error)
-    return entries
-
-
 def folded(text: str) -> str:
     """Normalize letter case and white space of a text."""
     return " ".join(text.casefold().split())
@@ -243,31 +248,17 @@ def _is_topic(query: str, text: str) -> bool:
     return query.casefold() not in _plain(text).casefold()
 
 
-def _all_docstrings(packages: Mapping[str, Path]) -> list[tuple[str, str]]:
-    was_enabled = gc.isenabled()
-    gc.disable()  # nearly halves the time: syntax trees have no cycles, but garbage collection visits all nodes
-    try:
-        return list(chain.from_iterable(_docstrings(*package) for package in packages.items()))
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _docstrings(name: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the dotted path and the docstring of each documented object in a package."""
     prefix = () if name == STDLIB else (name,)
-    for file in _sources(root):
-        tree = _parse(file)
-        if tree is not None:
-            module = ".".join((*prefix, *file.relative_to(root).with_suffix("").parts))
-            yield from _definitions(tree, module.removesuffix(".__init__"))
-
-
-def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not _SKIPPED_FOLDERS.fullmatch(name))
         for file in sorted(files):
-            if file.endswith(".py") and not file.startswith(("test_", "conftest")):
-                yield Path(folder, file)
+            is_source = file.endswith(".py") and not file.startswith(("test_", "conftest"))
+            path = Path(folder, file)
+            if is_source and (tree := _parse(path)) is not None:
+                module = ".".join((*prefix, *path.relative_to(root).with_suffix("").parts))
+                yield from _definitions(tree, module.removesuffix(".__init__"))
 
 
 def _parse(file: Path) -> ast.Module | None:
@@ -295,17 +286,6 @@ def _definitions(node: ast.AST, path: str) -> Iterator[tuple[str, str]]:
         for child in getattr(node, block, ()):
             name = child.name if isinstance(child, _DOCUMENTED[1:]) else ""
             yield from _definitions(child, f"{path}.{name}".strip(".") if name else path)
-
-
-def _find(name: str) -> Path | None:
-    if name == STDLIB:
-        return Path(sysconfig.get_path("stdlib"))
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # a loaded module without a spec
-        return None
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(folders[0]) if folders else None
 
 
 def _version(name: str) -> str:

@@ -1,7 +1,7 @@
 """FarRelevant: documents of random passages with one relevant passage at a chosen position.
 
-Documents are generated when they are read, each from its own random numbers. A collection of half a million documents
-therefore needs as much memory as one of five thousand, and a document does not depend on the others.
+Documents are generated when they are read, each from its own random numbers. Only their names need memory, and a
+document does not depend on the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..common.arguments import argument, validate
 from ..common.language import Counter, digest, token_counter
-from .collection import CollectionParts, PositionedCollection, StreamedDocuments, between
+from .collection import CollectionParts, PositionedCollection, between
 from .passages import PassagePool, read_source
 
 PASSAGE_POSITIONS = ("early", "uniform", "far")
@@ -213,7 +213,7 @@ class DocumentRecipe:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FarDocuments(StreamedDocuments):
+class FarDocuments(Mapping[str, Mapping[str, str]]):
     """The documents of a FarRelevant collection, docno -> `docno, text`, generated when they are read.
 
     Documents with a relevant passage come first, then the distractors; `i` is the index of a document. Passages are
@@ -245,10 +245,6 @@ class FarDocuments(StreamedDocuments):
 
     def __getitem__(self, docno: str) -> Mapping[str, str]:
         return self._row(self._index_of[docno])
-
-    def rows(self) -> Iterator[Mapping[str, str]]:
-        """Generate all documents one by one."""
-        return map(self._row, range(len(self)))
 
     def pieces(self, docno: str) -> list[str]:
         """Return the docnos of a document's passages in order."""

@@ -13,9 +13,6 @@ from ..common.language import token_counter
 from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
 from .rows import SpooledDocuments, check_field, judged_lines, put_once, qrels_frame, recount, topics_frame
 
-_WORDS, _NAMED, _UNNAMED = "words", "named", "unnamed"
-"""Values of `tokens` in `unit.jsonl`, the unit of positions."""
-
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
     """Write a collection one document at a time; equal collections give equal bytes.
@@ -40,7 +37,14 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         ValueError: before anything is written, if a qid or docno contains white space, or the name of a split cannot be
             the name of a folder.
     """
-    _check_names(collection)
+    names = [("split", part, part not in ("", ".", "..") and not {"/", "\\"} & set(part)) for part in collection.splits]
+    for column in ("qid", "docno"):
+        names += [(column, name, name.split() == [name]) for name in collection.qrels[column].unique()]
+    for kind, name, valid in names:
+        if not valid:
+            raise ValueError(
+                f"{kind} {name!r} cannot be written: rename it without white space (qid, docno) or as a folder (split)"
+            )
     data = Path(folder, "input_data")
     documents = (
         {"DOCNO": row["docno"], "text_raw": row["text"]} for row in collection.get_corpus_iter(verbose=verbose)
@@ -54,7 +58,11 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         write_lines(data / (part or "all") / "qrels.txt", lines)
     gold = (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in collection.gold_rows())
     write_jsonl(Path(folder, "gold.jsonl"), gold)
-    write_jsonl(Path(folder, "unit.jsonl"), [_unit_of(collection.tokenizer)])
+    tokenizer = collection.tokenizer
+    unit = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", "")
+    if tokenizer is not None and not unit:
+        unit = f"function {getattr(tokenizer, '__qualname__', type(tokenizer).__name__)}"
+    write_jsonl(Path(folder, "unit.jsonl"), [{"name": str(unit)}])
 
 
 def read_far_relevant(
@@ -92,7 +100,10 @@ def read_far_relevant(
     gold = list(_gold(gold_files))
     as_written = tokenizer is None and len(unit_files) == len(gold_files)
     if tokenizer is None:
-        tokenizer = _recorded_tokenizer(folder, unit_files)
+        names = {row["name"] for file in unit_files for _, row in read_jsonl(file, ("name",))}
+        if len(names) > 1:
+            raise ValueError(f"{folder} has positions of several tokenizers: set tokenizer= to count all of them again")
+        tokenizer = "".join(names) or None
     parts = CollectionParts(
         documents,
         topics_frame(queries.items()),
@@ -101,25 +112,6 @@ def read_far_relevant(
         splits=splits,
     )
     return PositionedCollection(name, parts, tokenizer=tokenizer, default=default, papers=("boytsov-2025-positional",))
-
-
-def _unit_of(tokenizer: Any) -> dict[str, str]:
-    """Return the row of `unit.jsonl` for a tokenizer."""
-    if tokenizer is None:
-        return {"tokens": _WORDS, "name": ""}
-    name = str(tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", ""))
-    if name:
-        return {"tokens": _NAMED, "name": name}
-    return {"tokens": _UNNAMED, "name": getattr(tokenizer, "__qualname__", type(tokenizer).__name__)}
-
-
-def _recorded_tokenizer(folder: str | Path, files: Iterable[Path]) -> str | None:
-    """Return the name of the recorded tokenizer; None for words and punctuation marks."""
-    units = {(row["tokens"], row["name"]) for file in files for _, row in read_jsonl(file, ("tokens", "name"))}
-    if len(units) > 1 or any(tokens not in (_WORDS, _NAMED) for tokens, _ in units):
-        names = " and ".join(sorted(repr(name) if name else "words and punctuation marks" for _, name in units))
-        raise ValueError(f"{folder} has positions in tokens of {names}: set tokenizer= to count all of them again")
-    return next((name for tokens, name in units if tokens == _NAMED), None)
 
 
 def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
@@ -143,15 +135,3 @@ def _find_files(folder: str | Path, name: str, *, required: bool = True) -> list
     if required and not files:
         raise FileNotFoundError(f"{root} and its subfolders have no {name} or {name}.gz: check the path")
     return files
-
-
-def _check_names(collection: PositionedCollection) -> None:
-    qrels = collection.qrels
-    names = [("split", part, part not in ("", ".", "..") and not {"/", "\\"} & set(part)) for part in collection.splits]
-    for column in ("qid", "docno"):
-        names += [(column, name, name.split() == [name]) for name in qrels[column].unique()]
-    for kind, name, valid in names:
-        if not valid:
-            raise ValueError(
-                f"{kind} {name!r} cannot be written: rename it without white space (qid, docno) or as a folder (split)"
-            )

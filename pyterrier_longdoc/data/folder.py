@@ -83,9 +83,6 @@ class FolderDataset(PositionedCollection):
         spans = _read_spans(file, self.documents) if file.is_file() else ()
         return recount(spans, self.documents, token_counter(self.tokenizer))
 
-    def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-        return super(PositionedCollection, self)._topics_and_qrels(split)  # because files can be missing
-
     def _file(self, name: str) -> Path:
         file = self.path / name
         if not file.is_file():

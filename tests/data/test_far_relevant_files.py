@@ -115,17 +115,20 @@ def test_stored_positions_do_not_need_the_recorded_tokenizer_but_lengths_do(tmp_
     assert numbers(read_far_relevant(tmp_path / "c", tokenizer=tmp_path / "elsewhere")) == numbers(written)
 
 
-def test_a_tokenizer_without_a_name_must_be_passed_again(tmp_path):
+def test_lengths_need_a_tokenizer_without_a_name_again(tmp_path):
     words = lambda text: len(text.split())  # noqa: E731
-    write_far_relevant(build(tokenizer=words), tmp_path)
+    written = build(tokenizer=words)
+    write_far_relevant(written, tmp_path)
+    read = read_far_relevant(tmp_path)
+    assert numbers(read) == numbers(written)
     with pytest.raises(ValueError, match="tokenizer="):
-        read_far_relevant(tmp_path)
-    assert len(read_far_relevant(tmp_path, tokenizer=words).gold) == 10
+        read.lengths()
+    assert read_far_relevant(tmp_path, tokenizer=words).lengths().tolist() == written.lengths().tolist()
 
 
 def test_files_with_two_units_need_a_tokenizer(tmp_path):
     write_far_relevant(build(tokenizer=word_pieces(tmp_path), **LONGER), tmp_path / "c")
-    (tmp_path / "c" / "input_data" / "unit.jsonl").write_text('{"tokens": "words", "name": ""}')
+    (tmp_path / "c" / "input_data" / "unit.jsonl").write_text('{"name": ""}')
     with pytest.raises(ValueError, match="tokenizer="):
         read_far_relevant(tmp_path / "c")
 
@@ -162,7 +165,7 @@ def test_released_files_without_gold_positions_are_read(tmp_path):
         ({"AnswerFields.jsonl": '{"DOCNO": "d", "text_raw": "x"}\n{"DOCNO": "d", "text_raw": "y"}'}, "jsonl:2"),
         ({"QuestionFields.jsonl": None}, "QuestionFields.jsonl"),
         ({"qrels.txt": None}, "qrels.txt"),
-        ({"unit.jsonl": '{"tokens": "bytes", "name": "x"}'}, "tokenizer="),
+        ({"unit.jsonl": '{"name": 3}'}, "unit.jsonl:1"),
     ],
 )
 def test_malformed_and_missing_files_are_named(tmp_path, changes, message):
