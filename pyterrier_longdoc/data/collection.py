@@ -69,12 +69,16 @@ class TextLoader(pt.Transformer):
         return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON description that identifies the texts, all of which are read."""
+        """Return a JSON description that identifies the texts, all of which are read the first time."""
+        return {"fields": list(self.fields), "documents": len(self.documents), "content": self._content}
+
+    @cached_property
+    def _content(self) -> str:
         content = blake2b(digest_size=16)
         for docno, document in self.documents.items():
             for text in (docno, *(document[name] for name in self.fields)):
                 content.update(f"{text}\0".encode("utf-8", "replace"))
-        return {"fields": list(self.fields), "documents": len(self.documents), "content": content.hexdigest()}
+        return content.hexdigest()
 
     def fuse_rank_cutoff(self, k: int) -> pt.Transformer:
         """Apply a rank cutoff before the texts are loaded (``loader % k``)."""
