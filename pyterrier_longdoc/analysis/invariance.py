@@ -170,7 +170,7 @@ def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -
 
 def _has_weights(model: Any) -> bool:
     """Return whether the weights of a model are local, so that its precision and batches can be set."""
-    return getattr(getattr(model, "origin", None), "has_weights", True)
+    return getattr(model, "has_weights", True)
 
 
 @contextmanager

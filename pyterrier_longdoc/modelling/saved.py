@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def save_model(
         tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
         model.tokenizer.save_pretrained(folder)
     else:
-        tensors = adapter.tensors
+        tensors, upon = adapter
     config = {
         "format": SAVED_FORMAT,
         "format_version": FORMAT_VERSION,
@@ -82,7 +81,7 @@ def save_model(
             "ready": model.ready,
         },
         "weights": fingerprint(tensors),
-        **({} if adapter is None else {"adapter": adapter.describe()}),
+        **({} if adapter is None else {"adapter": upon}),
         **({} if model.encoder.quantized is None else {"quantized": model.encoder.quantized.save(folder)}),
     }
     texts = {
@@ -100,14 +99,10 @@ def save_model(
 
 def check_folder(folder: Path) -> None:
     """Raise ValueError for a folder with files that are not a model saved by this package."""
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
+    names = {path.name for path in folder.glob("[!.]*")}
     is_ours = bool(names & {WEIGHTS_FILE, ADAPTER_FILE})  # without a configuration: a save that was interrupted
     if CONFIG_FILE in names:
-        try:
-            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        except ValueError:
-            config = None
-        is_ours = isinstance(config, dict) and config.get("format") == SAVED_FORMAT
+        is_ours = f'"format": "{SAVED_FORMAT}"' in (folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
     if names and not is_ours:
         raise ValueError(f"{str(folder)!r} contains other files, such as {min(names)!r}: save to a new folder")
 
@@ -202,34 +197,24 @@ def _json(content: Any, **options: Any) -> str:
 # As an adapter.
 
 
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """A model as a difference from its backbone, or from the encoder of another adapter on it, `upon`.
+Adapter = tuple[dict[str, torch.Tensor], dict[str, str | None]]
+"""A model as a difference from its backbone, or from the encoder of another adapter on it: tensors, and what they need.
 
-    After LoRA training, each matrix differs from the backbone's by a low-rank product `B A`. These products and the few
-    weights outside the backbone take one or two megabytes instead of ninety. After full training, a matrix takes one
-    byte per weight, and models that start from the same encoder share its difference.
-    """
+After LoRA training, each matrix differs from the backbone's by a low-rank product `B A`. These products and the few
+weights outside the backbone take one or two megabytes instead of ninety. After full training, a matrix takes one byte
+per weight, and models that start from the same encoder share its difference.
+"""
 
-    tensors: dict[str, torch.Tensor]
-    base: str  # fingerprint of the backbone's weights
-    upon: str | None = None
-    upon_weights: str | None = None  # fingerprint of what `upon` changes in the encoder
 
-    def describe(self) -> dict[str, str | None]:
-        """Return a JSON-able description of the weights on which it is based."""
-        return {"base": self.base, "upon": self.upon, "upon_weights": self.upon_weights}
-
-    @classmethod
-    def of(cls, model: Model, untrained: Model, *, upon: str | None = None) -> Adapter:
-        """Return the changes since `untrained`, the same model before training; see `compress`."""
-        base, upon_weights, upon = _pretrained(untrained), None, full_name(upon)
-        digest = fingerprint(base)
-        if upon is not None:
-            changes = _encoder_of(upon)
-            base, upon_weights = restore(changes, base), fingerprint(changes)
-        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        return cls(compress(state, base), digest, upon, upon_weights)
+def adapter_of(model: Model, untrained: Model, upon: str | None) -> Adapter:
+    """Return the changes since `untrained`, the same model before training, or since the adapter `upon`."""
+    base, upon = _pretrained(untrained), full_name(upon)
+    needs = {"base": fingerprint(base), "upon": upon, "upon_weights": None}
+    if upon is not None:
+        changes = _encoder_of(upon)
+        base, needs["upon_weights"] = restore(changes, base), fingerprint(changes)
+    state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    return compress(state, base), needs
 
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:

@@ -123,43 +123,31 @@ def start_from(model: Any, other: Any, seed: int) -> None:
     only_backbone = encoder.stands_for != other_encoder.stands_for or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
-        difference = _difference(getattr(encoder, part), getattr(other_encoder, part))
-        if difference is not None:
+        for name in _different(getattr(encoder, part), getattr(other_encoder, part)):
             raise ValueError(
-                f"the other model has another kind of encoder ({difference}): give both the same backbone and pooling"
+                f"the other model has another kind of encoder ({name} differs): give both the same backbone and pooling"
             )
     if only_backbone:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
         model.ready = False
     else:
-        own, other_own = _shapes(encoder), _shapes(other_encoder)
-        shared = {part for part in own if own[part] == other_own.get(part)}
-        encoder.load_state_dict(
-            {name: value for name, value in other_encoder.state_dict().items() if _part(name) in shared}, strict=False
+        # A module or parameter of an encoder is copied as a whole.
+        different = {name.partition(".")[0] for name in _different(encoder, other_encoder)}
+        lost, new = (
+            [name for name in e.state_dict() if name.partition(".")[0] in different] for e in (other_encoder, encoder)
         )
-        alike = not other_own.keys() - shared and (encoder.starts_neutral or not own.keys() - shared)
+        shared = {name: value for name, value in other_encoder.state_dict().items() if name not in lost}
+        encoder.load_state_dict(shared, strict=False)
+        alike = not lost and (encoder.starts_neutral or not new)
         with seeded(seed):
             _start_head(model, other)
         model.ready = model.ready and encoder.reads_like(other_encoder) and alike
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
 
 
-def _part(name: str) -> str:
-    """Return the module or parameter of an encoder to which a weight belongs."""
-    return name.partition(".")[0]
-
-
-def _shapes(encoder: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the shapes of an encoder's weights, by part."""
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, value in encoder.state_dict().items():
-        shapes.setdefault(_part(name), {})[name] = tuple(value.shape)
-    return shapes
-
-
 def _start_head(model: Any, other: Any) -> None:
     new, old = model.head, other.head
-    if type(new) is type(old) and _difference(new, old) is None:
+    if type(new) is type(old) and not _different(new, old):
         new.load_state_dict(old.state_dict())
         model.ready = other.ready
         return
@@ -169,12 +157,7 @@ def _start_head(model: Any, other: Any) -> None:
         model.ready = warm_start(new, start) and other.ready
 
 
-def _difference(module: nn.Module, other: nn.Module) -> str | None:
-    """Return the first weight that is missing in one module or differs in shape; None if there is none."""
-    shapes, other_shapes = (
-        {name: tuple(value.shape) for name, value in m.state_dict().items()} for m in (module, other)
-    )
-    for name in [*shapes, *other_shapes]:
-        if shapes.get(name) != other_shapes.get(name):
-            return f"{name} is {shapes.get(name, 'not there')} and {other_shapes.get(name, 'not there')}"
-    return None
+def _different(module: nn.Module, other: nn.Module) -> list[str]:
+    """Return the weights that are missing in one of the modules or differ in shape."""
+    shapes, others = ({name: value.shape for name, value in m.state_dict().items()} for m in (module, other))
+    return [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]

@@ -70,19 +70,17 @@ class Calibrated(NotebookMixin, pt.Estimator):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the model's results with `probability`; ValueError before `fit`, or if the model has changed since."""
         found = self.calibration
-        if found is None and len(inp):
+        if not len(inp):
+            return self.model.transform(inp).assign(probability=np.zeros(0))
+        if found is None:
             raise ValueError(f"{self!r} is not fitted: call fit(results, qrels), or Calibrated.load(folder)")
-        if found is not None and len(found["of"]) > 1 and not getattr(self.model, "explain", True):
+        if len(found["of"]) > 1 and not getattr(self.model, "explain", True):
             raise ValueError("this calibration uses numbers of windows: set explain=True in the reranker")
-        if found is not None and len(inp):
-            fitted = found.get("scored by")
-            if fitted is not None and fitted != _scored_by(self.model):
-                raise ValueError(
-                    f"{self!r} was fitted to other scores: its model has changed since. Call fit(results, qrels) again"
-                )
+        if found.get("scored by") not in (None, _scored_by(self.model)):
+            raise ValueError(
+                f"{self!r} was fitted to other scores: its model has changed since. Call fit(results, qrels) again"
+            )
         results = self.model.transform(inp)
-        if found is None or not len(results):
-            return results.assign(probability=np.zeros(len(results)))
         logits = _features(results, found["of"]) @ found["weights"] + found["bias"]
         return results.assign(probability=np.interp(logits, *found["steps"]) if found["steps"] else expit(logits))
 
@@ -128,7 +126,7 @@ class Calibrated(NotebookMixin, pt.Estimator):
     def save(self, folder: str | Path) -> None:
         """Save a cross-encoder together with `calibration.json`; for any other model, only the calibration."""
         calibration = json.dumps(arguments_of(self, "head"))
-        if isinstance(self.model, CrossEncoder) and self.model.origin.has_weights:
+        if isinstance(self.model, CrossEncoder) and self.model.has_weights:
             save(self.model, Path(folder), calibration=calibration)
             return
         if (Path(folder) / "config.json").is_file():
@@ -142,10 +140,6 @@ class Calibrated(NotebookMixin, pt.Estimator):
 
         Raises ValueError if `save` wrote only a calibration and `model` is missing.
         """
-        if not (Path(folder) / CALIBRATION).is_file():
-            raise FileNotFoundError(
-                f"there is no folder {str(folder)!r} with a {CALIBRATION}, which Calibrated.save writes"
-            )
         arguments = json.loads((Path(folder) / CALIBRATION).read_text())
         if model is None and not (Path(folder) / "config.json").is_file():
             raise ValueError(f"{str(folder)!r} has a calibration without a model: use Calibrated.load(..., model=)")
@@ -187,12 +181,7 @@ class Above(NotebookMixin, pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that stay, in their order and with new ranks."""
-        try:
-            pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
-        except pt.validate.InputValidationError as error:
-            if "probability" not in inp:
-                error.args = (f"{error.args[0]}: put ld.Calibrated(...) before it",)
-            raise
+        pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
         kept = inp[numeric(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():
             warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)

@@ -2,27 +2,32 @@
 
 # Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
 import copy
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import huggingface_hub
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import argument, arguments_of, changed, check_type
+from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Text, strings, validated
-from ..common.servers import BackendError
+from ..common.frames import Text, TruncationWarning, strings, validated
 from ..common.warnings import warn, warn_of_coverage, warn_once
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import Backbone, load_backbone
+from ..modelling.encoder import WindowEncoder
+from ..modelling.external import ExternalEncoder, ExternalScorer
+from ..modelling.heads import registered_heads
 from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
 from ..modelling.quantized import draw_windows, quantize
+from ..modelling.saved import ITS_NAME, adapter_of
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
@@ -41,7 +46,6 @@ from ..training.recipe import papers_of_recipe
 from ..training.resume import STATE_FILE, is_first_process
 from . import saved
 from .export import export_classifier
-from .origins import Checkpoint, Scorer, origin_of
 from .reranker import Reranker
 from .score_cache import score_with_cache
 
@@ -150,9 +154,14 @@ class CrossEncoder(Reranker, pt.Estimator):
     # Its arguments.
 
     @property
-    def origin(self) -> Checkpoint | Scorer:
-        """The origin of the scores: a checkpoint, or an external scorer without weights."""
-        return origin_of(self)
+    def has_weights(self) -> bool:
+        """Whether the backbone is a checkpoint, which this package trains and saves, and not an external scorer."""
+        return not isinstance(self.backbone, ExternalScorer)
+
+    def need_weights(self, what: str) -> None:
+        """Raise TypeError if the model cannot be trained, saved and so on, because it has no weights."""
+        if not self.has_weights:
+            raise TypeError(f"{self!r} cannot be {what}: it has no weights, because its backbone only returns scores")
 
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, its selection of windows and its last training."""
@@ -160,7 +169,27 @@ class CrossEncoder(Reranker, pt.Estimator):
         return [*super().cited(), *trained]
 
     def _check_backbone(self) -> None:
-        self.origin.check()
+        backbone = self.backbone
+        if not isinstance(backbone, ExternalScorer):
+            if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
+                raise ValueError(f"backbone={backbone!r} is not a checkpoint: use ld.PairScorer(...)")
+            if str(backbone).startswith(("http://", "https://")):
+                raise ValueError("backbone is an address: use ld.ScoreServer(url)")
+            super()._check_backbone()
+            return
+        head = registered_heads().get(self.head_spec()[0])
+        if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
+            raise ValueError(
+                f"{type(self).__name__} needs more than a score per window, and {backbone!r} gives no more: use "
+                f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
+            )
+        unused = changed_names(self, arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"})
+        unused += ["layout"] if resolve_layout(self.layout).is_for_pairs else []
+        if unused:
+            raise ValueError(
+                f"{', '.join(sorted(unused))} would have no effect: {backbone!r} alone decides how a query and a "
+                f"window are read and scored"
+            )
 
     def check(self) -> None:
         """See the base class."""
@@ -193,9 +222,13 @@ class CrossEncoder(Reranker, pt.Estimator):
             if model is not None and model.trained:
                 *names, last = arguments
                 self._refuse_change(f"{', '.join(names)} or {last}")
-            backbone, encoder = self.origin.load()
-            how = {"weight_arguments": arguments, "seed": self.seed, "encoder": encoder}
-            return Model.from_backbone(backbone, head, settings, **how)
+            how = {"weight_arguments": arguments, "seed": self.seed}
+            if not isinstance(self.backbone, ExternalScorer):
+                return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **how)
+            warning = self.backbone.warning()
+            if warning is not None:
+                warn_once(self, warning, TruncationWarning)
+            return Model.from_backbone(self.backbone, head, settings, encoder=ExternalEncoder, **how)
         if model.head_spec != head and not exchange_head(model, head, self.seed):
             self._refuse_change("the aggregation")
         model.use(settings)
@@ -224,12 +257,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:
             return score_with_cache(self, model, queries, texts, bar)
-        try:
-            return model.score(queries, texts, explain=self.explain, bar=bar)
-        except BackendError as error:
-            if self.score_cache is None and not self.explain:
-                error.args = (f"{error}. score_cache=FILE (and the server's model=) keeps what is scored before",)
-            raise
+        return model.score(queries, texts, explain=self.explain, bar=bar)
 
     # Training.
 
@@ -269,7 +297,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         With `verbose`, both are printed. Otherwise, a `LeftOutWarning` warns if queries or judged documents were left
         out.
         """
-        self.origin.need_weights("trained")
+        self.need_weights("trained")
         self._refuse_quantized("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
@@ -280,15 +308,13 @@ class CrossEncoder(Reranker, pt.Estimator):
         if model is not None and model.trained and not model.started and not resumes:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
-        self.trained_on = replace(data.trained_on, validated=validated_on)
+        self.trained_on = told = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:
-            pt.tqdm.write(f"{name}: {self.trained_on}")
-        elif not self.verbose and data.trained_on.is_partial:
-            warn(
-                f"{name}: some queries or judged documents are left out of the training (see .trained_on).",
-                LeftOutWarning,
-            )
+            pt.tqdm.write(f"{name}: {told}")
+        elif not self.verbose and (told.used < told.queries or told.not_found):
+            problem = "some queries or judged documents are left out of the training (see .trained_on)"
+            warn(f"{name}: {problem}.", LeftOutWarning)
         model, settings = self.model, None
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
@@ -350,7 +376,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         check_type(Reranker, rule, other=other)
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
-                reranker.origin.need_weights("started from another model, and no other model can start from it")
+                reranker.need_weights("started from another model, and no other model can start from it")
         self._refuse_quantized("started from another model")
         start_from(self.model, other.model, self.seed)
         return self
@@ -371,7 +397,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 ranking too much.
             ImportError: if NNCF is not installed.
         """
-        self.origin.need_weights("quantized")
+        self.need_weights("quantized")
         validated(candidates, self.text_field, self.text_loader, self)
         clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
@@ -393,7 +419,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def recipe(self) -> TrainingArgs:
         """The recipe for `fit`: `training`, or the model's default; the model's seed if the recipe has none."""
         recipe = self.training or self.default_training()
-        return recipe if recipe.seed is not None else recipe.with_seed(int(self.seed))
+        return recipe if recipe.seed is not None else replace(recipe, seed=int(self.seed))
 
     # Copies: in memory, on disk, on the hub.
 
@@ -428,9 +454,10 @@ class CrossEncoder(Reranker, pt.Estimator):
             upon: another adapter, on the hub or in this package, from which the training of this model started. Only
                 the changes of the encoder since then are saved, and `load` needs both adapters.
         """
-        self.origin.need_weights("saved")
+        self.need_weights("saved")
         self._refuse_quantized("saved as an adapter")
-        saved.write_adapter(self, Path(folder), upon)
+        untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
+        saved.write(self, Path(folder), adapter_of(self.model, untrained, upon))
 
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
@@ -497,5 +524,25 @@ class CrossEncoder(Reranker, pt.Estimator):
         """
         if format not in ("longdoc", "standard") or (artifact and format == "standard"):
             raise ValueError(f"format={format!r} must be 'longdoc', or 'standard' without artifact=True")
-        how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
-        return saved.upload(self, repo_id, artifact=artifact, export=format == "standard", **how)
+        api, is_standard = huggingface_hub.HfApi(), format == "standard"
+        with tempfile.TemporaryDirectory() as folder:
+            if is_standard:
+                self.export(folder)
+            else:
+                saved.write(self, Path(folder))
+            file = Path(folder, "README.md")
+            card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8"))
+            card.data["license"], card.data["datasets"] = license, datasets and list(datasets)
+            card.text = card.text.replace(ITS_NAME, repo_id)
+            if self.trained_on is not None and not is_standard:
+                card.text += f"\nTraining data: {self.trained_on}.\n"
+            file.write_text(str(card), encoding="utf-8")
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if artifact:
+                # Made here: `to_hf` with `private=` needs a function that the hub's client no longer has.
+                api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+                pt.Artifact.load(folder).to_hf(repo_id)
+            address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+        if not is_standard:
+            saved.note_source(self, self.model, repo_id)
+        return address

@@ -70,7 +70,7 @@ reranker = ld.MaxSim("{its_name}"{arguments})
 
 def check_exportable(reranker: Any, folder: Path) -> None:
     """Raise an error for a model without weights, or a folder that is not empty."""
-    reranker.origin.need_weights("exported")
+    reranker.need_weights("exported")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
     if not reranker.model.ready:
@@ -85,6 +85,7 @@ def export_classifier(reranker: Any, folder: Path) -> None:
         raise ValueError(f"{type(reranker).__name__} cannot be exported as a sequence classifier: {why}")
     with quiet():
         _classifier(reranker.model).save_pretrained(folder)
+    reranker.model.tokenizer.save_pretrained(folder)
     _finish(reranker, folder, _CLASSIFIER_CARD)
 
 
@@ -183,13 +184,12 @@ def export_vectors(reranker: Any, folder: Path) -> None:
 
 
 def _finish(reranker: Any, folder: Path, card: str) -> None:
-    """Write the tokenizer and the model card."""
+    """Write the longest input and the model card."""
     model = reranker.model
     longest = model.backbone.longest_input
-    model.tokenizer.save_pretrained(folder)
-    settings = folder / "tokenizer_config.json"
-    values = json.loads(settings.read_text(encoding="utf-8"))
     if longest is not None:
+        settings = folder / "tokenizer_config.json"
+        values = json.loads(settings.read_text(encoding="utf-8"))
         values["model_max_length"] = min(longest, values.get("model_max_length") or longest)
         settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     base = str(reranker.backbone)

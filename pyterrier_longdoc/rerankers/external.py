@@ -63,9 +63,8 @@ class PairScorer(ExternalScorer):
         check_type(Callable, rule, scorer=self.scorer)
 
     def __repr__(self) -> str:
-        arguments = [getattr(self.scorer, "__qualname__", None) or described(self.scorer)]
-        arguments += [change for change in changes(self) if not change.startswith("scorer=")]
-        return f"{type(self).__name__}({', '.join(arguments)})"
+        scorer = getattr(self.scorer, "__qualname__", None) or described(self.scorer)
+        return f"{type(self).__name__}({', '.join([scorer, *changes(self, hidden=('scorer',))])})"
 
     def describe(self) -> dict[str, Any]:
         """Return its name; ValueError without one."""

@@ -198,10 +198,6 @@ class Birch(KMaxP):
         a = self.first_stage_weight
         return pt.model.add_ranks(out.assign(score=a * first_stage + (1.0 - a) * out["score"].to_numpy()))
 
-    def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
-        """Raise ValueError: plain texts have no first-stage score."""
-        raise ValueError("Birch mixes in a first stage's score, which plain texts lack: call it with a result frame")
-
     def summary(self, candidates: pd.DataFrame) -> Coverage:
         """As `CrossEncoder.summary`; the input needs a `score` column as well."""
         self._first_stage_scores(candidates)
@@ -608,7 +604,7 @@ class LongP(CrossEncoder):
         """Return the keys of the papers behind this model, and behind its architecture if weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
         kind = "" if self._model is None else self._model.backbone.family
-        name = self.origin.name.lower()
+        name = str(self.backbone).lower()
         matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
         return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
 

@@ -296,11 +296,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         if not len(inp):
             return with_scores(inp, [], **(self._explanation_columns([], []) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), self.documents(inp)
-        if self.verbose:
-            with work_bar(type(self).__name__, " characters", shown=True) as bar:
-                scored = self.score(queries, texts, bar)
-        else:
-            scored = self.score(queries, texts)
+        with work_bar(type(self).__name__, " characters", shown=self.verbose) as bar:
+            scored = self.score(queries, texts, bar)
         self.coverage = coverage = scored.coverage  # another thread may change the attribute
         if coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
             message = (
@@ -342,15 +339,9 @@ class Reranker(NotebookMixin, pt.Transformer):
         check_type(str, "a text", query=query)
         if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
             raise ValueError("texts must be a list of texts")
-        if not isinstance(self.text_field, str):
-            raise ValueError(
-                f"rank takes one text per document, but text_field={self.text_field!r} names several columns"
-            )
         own = ("qid", "query", "docno", "number", "score", "rank")
-        if self.text_field in own:
-            raise ValueError(
-                f"rank creates the columns {', '.join(own)} itself: give another text_field=, such as 'text'"
-            )
+        if not isinstance(self.text_field, str) or self.text_field in own:
+            raise ValueError(f"text_field={self.text_field!r} must be one column for rank, and not {', '.join(own)}")
         frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
         column = pd.Series(list(texts), dtype=object)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
-
-import pyterrier as pt
 
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed, changed_names
 from ..common.files import replacing_files
@@ -22,7 +18,6 @@ from ..modelling.preselection import preselection_from_config
 from ..modelling.quantized import FILES as QUANTIZED_FILES
 from ..modelling.saved import (
     CONFIG_FILE,
-    ITS_NAME,
     TRAINING_FILE,
     Adapter,
     apply_adapter,
@@ -97,7 +92,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
             other files.
         TypeError: for an external scorer, which has no weights.
     """
-    reranker.origin.need_weights("saved")
+    reranker.need_weights("saved")
     if reranker.trust_remote_code:
         raise ValueError(
             "a model whose backbone runs remote code cannot be saved: this package does not store that code"
@@ -116,10 +111,10 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
 def save(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
     """Write a reranker into a folder, and remember that its weights are there."""
     write(reranker, folder, calibration=calibration)
-    _note_source(reranker, reranker.model, str(folder))
+    note_source(reranker, reranker.model, str(folder))
 
 
-def _note_source(reranker: Any, model: Model, name: str, revision: str | None = None) -> None:
+def note_source(reranker: Any, model: Model, name: str, revision: str | None = None) -> None:
     """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
     if model.trained:
         model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
@@ -135,49 +130,6 @@ def load_call(reranker: Any, model: Model) -> str:
     names += [name for name, value in model.saved_arguments.items() if repr(arguments[name]) != value]
     changes = [f"{name}={arguments[name]!r}" for name in names]
     return f"{type(reranker).__name__}.load({', '.join([model.source, *changes])})"
-
-
-def write_adapter(reranker: Any, folder: Path, upon: str | None) -> None:
-    """Write a reranker as its difference from the same model before training; see `Adapter.of`."""
-    untrained = type(reranker)(**{**arguments_of(reranker), "device": "cpu"}).model
-    write(reranker, folder, Adapter.of(reranker.model, untrained, upon=upon))
-
-
-def upload(
-    reranker: Any,
-    repo_id: str,
-    *,
-    private: bool,
-    commit_message: str,
-    license: str | None,
-    datasets: Sequence[str] | None,
-    artifact: bool,
-    export: bool,
-) -> str:
-    """Write a reranker to the Hugging Face hub, perhaps as an artifact or a standard checkpoint; return its address."""
-    import huggingface_hub
-
-    api = huggingface_hub.HfApi()
-    with tempfile.TemporaryDirectory() as folder:
-        if export:
-            reranker.export(folder)
-        else:
-            write(reranker, Path(folder))
-        file = Path(folder, "README.md")
-        card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8"))
-        card.data["license"], card.data["datasets"] = license, datasets and list(datasets)
-        card.text = card.text.replace(ITS_NAME, repo_id)
-        if reranker.trained_on is not None and not export:
-            card.text += f"\nTraining data: {reranker.trained_on}.\n"
-        file.write_text(str(card), encoding="utf-8")
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        if artifact:  # made here, as `to_hf` with `private=` asks for a function that the hub's client no longer has
-            api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-            pt.Artifact.load(folder).to_hf(repo_id)
-        address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
-    if not export:
-        _note_source(reranker, reranker.model, repo_id)
-    return address
 
 
 def load(
@@ -201,21 +153,15 @@ def load(
     trusted = {"device": "cpu", "trust_remote_code": reranker.trust_remote_code}
     # The weights belong to the saved arguments: the first transform compares them with the changed ones.
     with changed(reranker, **{**defaults, **arguments, **trusted}):
-        model = _read_model(reranker, folder, config)
+        if "adapter" in config:
+            model = reranker.model
+            apply_adapter(model, folder, config, str(reranker.backbone))
+        else:
+            how = {"encoder": reranker.encoder_class, "weight_arguments": reranker.weight_arguments()}
+            model = load_model(folder, config, reranker.settings(), **how)
         restore_training(model, folder, config)
-        _note_source(reranker, model, str(name), revision)
+        note_source(reranker, model, str(name), revision)
     return reranker, model
-
-
-def _read_model(reranker: Any, folder: Path, config: dict[str, Any]) -> Model:
-    """Return the saved model of a reranker that has its saved arguments."""
-    if "adapter" not in config:
-        weight_arguments = reranker.weight_arguments()
-        encoder = reranker.encoder_class
-        return load_model(folder, config, reranker.settings(), encoder=encoder, weight_arguments=weight_arguments)
-    model = reranker.model
-    apply_adapter(model, folder, config, str(reranker.backbone))
-    return model
 
 
 def _saved_class(cls: Any, base_class: Any, model: str, config: dict[str, Any]) -> Any:

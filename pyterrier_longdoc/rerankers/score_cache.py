@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from ..common.coverage import Reading, Scored
 from ..common.frames import Text, as_document
 from ..common.key import UserCodeError, digest
 from ..common.key import key as key_of
-from ..common.servers import BackendError
 from ..common.store import Key, Store
 from ..common.warnings import warn_once
 from ..modelling.model import Model
@@ -48,13 +46,7 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
             store.put_many({key: _stored(*entry) for key, entry in block.items()})
             entries.update(block)
 
-    try:
-        fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
-    except BackendError as error:
-        if Path(path).is_file():
-            kept = f"what was scored before is in {str(path)!r}: the same call goes on after it"
-            error.args = (f"{error}. {kept}",)
-        raise
+    fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
     coverage = model.new_coverage()
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
     coverage.windows_cut = fresh.windows_cut

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -16,7 +15,6 @@ import numpy as np
 import requests
 
 from ..common.arguments import argument
-from ..common.frames import is_blank
 from ..common.language import token_counter
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import changes
@@ -142,8 +140,7 @@ class ScoreServer(ExternalScorer):
             )
 
     def __repr__(self) -> str:
-        arguments = [change for change in changes(self) if not change.startswith("url=")]
-        return f"{type(self).__name__}({', '.join([repr(self.url), *arguments])})"
+        return f"{type(self).__name__}({', '.join([repr(self.url), *changes(self, hidden=('url',))])})"
 
     @property
     def _address(self) -> str:
@@ -236,10 +233,9 @@ class ScoreServer(ExternalScorer):
         body |= {} if self.model is None else {"model": self.model}
         body |= {} if api.count_field is None else {api.count_field: len(texts)}
         parse = partial(_values, api=api, number=len(texts))
-        blank = any(map(is_blank, texts))
-        return np.asarray(self._ask(partial(send, json=body), self._address, parse, stop=stop, blank=blank))
+        return np.asarray(self._ask(partial(send, json=body), self._address, parse, stop=stop))
 
-    def _ask(self, send: Any, url: str, parse: Any, default: Any = None, *, stop: Event, blank: bool = False) -> Any:
+    def _ask(self, send: Any, url: str, parse: Any, default: Any = None, *, stop: Event) -> Any:
         """Return the parsed reply, after retries where these may help; the default, if any, for an unknown address."""
         key = None if self.key_variable is None else key_in(self.key_variable, repr(self))
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -254,7 +250,7 @@ class ScoreServer(ExternalScorer):
                     return parse(json.loads(response.content))
                 if response.status_code == 404 and default is not None:
                     return default
-                failure = self._refusal(response, blank)
+                failure = self._refusal(response)
             except requests.RequestException as error:
                 cause = error.args[0] if error.args else error
                 failure = OutageError(f"{type(error).__name__}: {getattr(cause, 'reason', cause)}")
@@ -266,7 +262,7 @@ class ScoreServer(ExternalScorer):
 
         return retrying(self.max_retries, OutageError, MalformedReplyError, ended=stop)(send_once)
 
-    def _refusal(self, response: Any, blank: bool) -> BackendError:
+    def _refusal(self, response: Any) -> BackendError:
         status, words = response.status_code, error_text(response)
         message = f"{status}, {words}"
         if is_too_long(status, words):
@@ -277,10 +273,6 @@ class ScoreServer(ExternalScorer):
                 outage.after = max(0.0, float(response.headers["Retry-After"]))
             return outage
         hint = f"; is it a server with api={self.api!r}?" if status in (400, 404, 405, 422) else ""
-        if blank and status in (400, 422):
-            hint = "; some windows have no text, which some servers reject: leave out documents without text"
-        if size := re.search(r"maximum allowed batch size (\d+)", words):
-            hint = f"; set batch_size={size[1]}"
         return BackendError(message + hint)
 
 

@@ -189,17 +189,14 @@ class _Candidates:
         docnos = self.frame["docno"].astype(str)
         self.spans = [segments(text, docno) for text, docno in zip(self.texts, docnos, strict=True)]
 
-    def selection(self, spans: Sequence[Span]) -> pd.DataFrame:
-        """Return `qid, docno, start, end` for one segment per candidate."""
-        return self.frame[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
-
     def select(self, model: Any) -> pd.DataFrame:
         """Return the best segment of each candidate according to the model."""
         queries = [str(query) for query, spans in zip(self.frame["query"], self.spans, strict=True) for _ in spans]
         segments = [text[a:b] for text, spans in zip(self.texts, self.spans, strict=True) for a, b in spans]
         ends = np.cumsum([len(spans) for spans in self.spans])
         scores = np.split(model.model.score(queries, segments).scores, ends[:-1])
-        return self.selection([spans[int(s.argmax())] for spans, s in zip(self.spans, scores, strict=True)])
+        best = [spans[int(s.argmax())] for spans, s in zip(self.spans, scores, strict=True)]
+        return self.frame[["qid", "docno"]].assign(start=[a for a, _ in best], end=[b for _, b in best])
 
     def with_segments(self, selected: pd.DataFrame) -> pd.DataFrame:
         """Return the candidates with these segments as their texts."""

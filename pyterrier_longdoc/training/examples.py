@@ -328,11 +328,6 @@ Pick = tuple[QueryGroup, tuple[int, ...]]
 """A query and the indices of some of its candidates; with `sampling="pairs"`, a positive and then negatives."""
 
 
-def examples_per_epoch(groups: Sequence[QueryGroup], args: TrainingArgs) -> int:
-    """Return the number of picks per epoch."""
-    return sum(len(group.rows) for group in groups) if args.sampling == "pointwise" else len(groups)
-
-
 def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> list[Pick]:
     """Draw all picks of an epoch in the order of training, depending only on the seed, the epoch and the query.
 
@@ -368,21 +363,15 @@ def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, 
     text_of = dict(zip(rows.tolist(), data.texts(rows), strict=True)) if len(rows) else {}
     examples = []
     for (group, candidates), pick_rows in zip(picks, rows_of_picks, strict=True):
-        texts = list(map(text_of.__getitem__, pick_rows.tolist()))
-        if args.augment is not None:
-            rngs = [Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}") for i in candidates]
-            texts = [_augmented(text, args.augment, rng) for text, rng in zip(texts, rngs, strict=True)]
-        indices = list(candidates)
+        indices, texts = list(candidates), [text_of[row] for row in pick_rows.tolist()]
+        for place, i in enumerate(indices if args.augment is not None else []):
+            text, rng = texts[place], Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}")
+            # A repeated title is not changed.
+            is_document = isinstance(text, Document)
+            texts[place] = replace(text, text=args.augment(text.text, rng)) if is_document else args.augment(text, rng)
         targets = None if group.targets is None else tuple(group.targets[indices].tolist())
         examples.append(Example(group.qid, group.query, tuple(texts), tuple(group.labels[indices].tolist()), targets))
     return examples
-
-
-def _augmented(text: Text, augment: Callable[[str, Random], str], rng: Random) -> Text:
-    """Return the augmented text; a repeated title is not changed."""
-    if isinstance(text, Document):
-        return replace(text, text=augment(text.text, rng))
-    return augment(text, rng)
 
 
 class TeacherScores(pt.Transformer):

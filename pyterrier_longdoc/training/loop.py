@@ -17,7 +17,7 @@ from torch import nn
 
 from ..common.frames import Text
 from ..common.progress import work_bar
-from .examples import Example, Pick, TrainingSet, draw_epoch, examples_per_epoch, make_examples
+from .examples import Example, Pick, TrainingSet, draw_epoch, make_examples
 from .losses import LOSSES
 from .model_changes import changed_for_training
 from .processes import Processes
@@ -149,7 +149,8 @@ class Run:
         self.optimizer = make_optimizer(model, recipe)
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.dtype == "float16")
-        self.steps_per_epoch = -(-examples_per_epoch(data.groups, recipe) // recipe.queries_per_step)
+        picks = sum(len(group.rows) if recipe.sampling == "pointwise" else 1 for group in data.groups)
+        self.steps_per_epoch = -(-picks // recipe.queries_per_step)
         self.total_steps = min(recipe.epochs * self.steps_per_epoch, recipe.max_steps or sys.maxsize)
         self.state = State()
         self.best: dict[str, torch.Tensor] = {}  # the best validated weights

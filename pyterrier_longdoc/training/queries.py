@@ -59,11 +59,6 @@ class TrainedOn:
         return "; ".join(parts)
 
     @property
-    def is_partial(self) -> bool:
-        """Whether queries or judged documents are left out."""
-        return self.used < self.queries or self.not_found > 0
-
-    @property
     def left_out(self) -> str:
         """The numbers of queries that are left out, by reason."""
         reasons = {

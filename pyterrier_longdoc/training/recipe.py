@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -190,12 +189,6 @@ class TrainingArgs(ReprMixin):
         if len(rounds) > 1:
             raise ValueError(f"{name!r} has {len(rounds)} rounds: use training.recipes({name!r}) and fit_in_turn")
         return rounds[0]
-
-    def with_seed(self, seed: int) -> TrainingArgs:
-        """Return the recipe with another seed."""
-        seeded = copy.copy(self)
-        object.__setattr__(seeded, "seed", seed)
-        return seeded
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-serializable values by name, without the arguments for checkpoints and trackers."""

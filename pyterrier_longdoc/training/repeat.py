@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -13,14 +12,12 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import arguments_of, check_arguments, check_seeds
+from ..common.arguments import check_arguments, check_seeds
 from ..common.frames import as_strings, check_columns, labels_of
-from ..common.presentation import NotebookMixin, described
+from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
-from ..common.runs import frame_digest, read_run, write_run
-from .processes import is_first_process
 from .recipe import TrainingArgs
-from .resume import FINISHED, TrainingData, check_new, continue_fit, fit_or_load, settings_of, training_key
+from .resume import TrainingData, check_new, continue_fit, fit_or_load
 
 NEXT_FOLD = "next fold"
 
@@ -118,8 +115,8 @@ def k_fold_fit(
         training_run: the training candidates, e.g. `add_judged(run, ...)`; None uses those of `run`.
         validation: the queries to select the best weights, instead of training on them: `"next fold"`; None trains on
             all.
-        folder: a folder for models and runs. After an interruption, a second call with the same arguments continues:
-            finished folds are read, and the current fold is resumed.
+        folder: a folder for the models. After an interruption, a second call with the same arguments continues:
+            finished models are read, and the current fold is resumed.
         executor: a `RayExecutor`, each worker of which trains one fold at a time. Workers on other machines must share
             the folder. None trains the folds one by one in this process.
         verbose: show a progress bar over the folds.
@@ -153,7 +150,7 @@ def k_fold_fit(
             data = TrainingData(_of(train_on, train), _of(qrels, train))
             if validation_qids:
                 data = TrainingData(*data[:2], _of(run, validation_qids), _of(qrels, validation_qids))
-            subfolder = None if folder is None else Path(folder) / f"fold-{index}"
+            subfolder = None if folder is None else Path(folder).absolute() / f"fold-{index}"
             yield _Fit(_copy(model), data, subfolder, tests[index])
 
     models, runs = zip(*_fit_all(fits(), "fold", len(parts), executor, verbose), strict=True)
@@ -177,20 +174,19 @@ def _fit_all(
     fits: Iterator[_Fit], unit: str, number: int, executor: Any, verbose: bool
 ) -> list[tuple[Any, pd.DataFrame | None]]:
     """Train models one by one, or on the workers of an executor; return them with their runs."""
-    models: WeakSet[Any] = WeakSet()
     results: dict[int, tuple[Any, pd.DataFrame | None]] = {}
 
-    def new_fits() -> Iterator[tuple[int, _Fit]]:
+    def tasks() -> Iterator[tuple[int, _Fit]]:
+        models: WeakSet[Any] = WeakSet()
         for place, fit in enumerate(fits):
             check_new(fit.model, models)
             models.add(fit.model)
             yield place, fit
 
     if executor is None:
-        outcomes = ((place, _fit(None, fit)) for place, fit in new_fits())
+        outcomes = ((place, _fit(None, fit)) for place, fit in tasks())
     else:
-        tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new_fits())
-        outcomes = executor.map(_fit, None, tasks)
+        outcomes = executor.map(_fit, None, tasks())
     with work_bar("fit", unit, number, shown=verbose) as bar:
         for place, outcome in outcomes:
             results[place] = outcome
@@ -200,29 +196,16 @@ def _fit_all(
 
 def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
     """Train a model or read the finished one, in this process or on a worker."""
-    trained = fit_or_load(fit.model, fit.data, fit.folder)
-    run = None if fit.candidates is None else transform_or_read(trained, fit.candidates, fit.folder)
+    trained, run = fit_or_load(fit.model, fit.data, fit.folder), None
+    if fit.candidates is not None:
+        scored = trained.transform(fit.candidates)
+        if not scored[["qid", "docno"]].astype(str).equals(fit.candidates[["qid", "docno"]].astype(str)):
+            raise ValueError(f"{trained!r} must return the same rows in the same order")
+        run = fit.candidates[["qid", "query", "docno"]].assign(score=scored["score"].to_numpy(dtype="float64"))
+        run = pt.model.add_ranks(run)
     if hasattr(trained, "to_cpu"):  # its next `transform` moves the weights back
         trained.to_cpu()
     return trained, run
-
-
-def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
-    """Return candidates with scores of a model of `fit_or_load`, or read them from the model's folder."""
-    keys, path = candidates[["qid", "query", "docno"]], None
-    if folder is not None:
-        identity = [frame_digest(candidates), arguments_of(model, "computing"), (folder / FINISHED).read_text("utf-8")]
-        path = folder / f"run-{blake2b(described(identity).encode(), digest_size=8).hexdigest()}.res.gz"
-        _, user_code = training_key(settings_of(model))
-        if path.exists() and not user_code:
-            return pt.model.add_ranks(keys.assign(score=read_run(path)["score"].to_numpy()))
-    out = model.transform(candidates)
-    if not out[["qid", "docno"]].astype(str).equals(keys[["qid", "docno"]].astype(str)):
-        raise ValueError(f"{model!r} must return the same rows in the same order")
-    run = keys.assign(score=out["score"].to_numpy(dtype="float64"))
-    if path is not None and is_first_process():
-        write_run(run, path, type(model).__name__)
-    return pt.model.add_ranks(run)
 
 
 def _copy(model: Any, **arguments: Any) -> Any:
@@ -270,7 +253,7 @@ def fit_seeds(
             copy = _copy(model, **({} if is_trained else {"seed": seed}))
             if hasattr(copy, "recipe"):
                 copy.training = replace(copy.recipe, seed=seed)
-            yield _Fit(copy, data, None if folder is None else Path(folder) / f"seed-{seed}")
+            yield _Fit(copy, data, None if folder is None else Path(folder).absolute() / f"seed-{seed}")
 
     outcomes = _fit_all(fits(), "seed", len(seeds), executor, verbose)
     return {int(seed): trained for seed, (trained, _) in zip(seeds, outcomes, strict=True)}
