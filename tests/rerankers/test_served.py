@@ -138,25 +138,8 @@ def test_broken_replies_are_requested_again_and_repeated_ones_raise_an_error(kin
     assert len(server.requests) == 2
     with serving(fault[0], about=form.about) as server, pytest.raises(BackendError, match=fault[1]) as caught:
         maxp(server, form, max_retries=1)(frame)
-    assert f"asked at {server.url}{form.path}: " in str(caught.value)
-    assert str(caught.value).endswith("score_cache=FILE (and the server's model=) keeps what is scored before")
+    assert f"{server.url}{form.path}" in str(caught.value)
     assert len(server.requests) == 2
-
-
-def test_the_error_of_an_outage_names_the_cache_with_earlier_scores(tmp_path):
-    file, frame = tmp_path / "scores", tiny.frame(["old dog"], ["a cat", "a bird"])
-    with serving(*[Answer({"error": "down"}, 500)] * 9, about=TeiForm.about) as server:
-        for scored, end in ((False, "down"), (True, f"in {str(file)!r}: the same call goes on after it")):
-            if scored:
-                with reranker(TeiForm) as working:
-                    maxp(working, TeiForm, score_cache=file)(frame[:1])
-            with pytest.raises(BackendError) as caught:
-                maxp(server, TeiForm, score_cache=file, max_retries=0)(frame)
-            assert str(caught.value).endswith(end)
-        explaining = maxp(server, TeiForm, max_retries=0)
-        explaining.explain = True  # reads no cache
-        with pytest.raises(BackendError, match=r"down$"):
-            explaining(frame)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -187,7 +170,7 @@ def test_a_deeply_nested_error_reply_is_requested_again(form):
 @pytest.mark.parametrize("told", [{"max_client_batch_size": -1}, {"max_input_length": 10**400}, {"data": "none"}])
 def test_invalid_limits_in_the_description_of_a_server_are_refused(told):
     with serving(answers(TeiForm), about=lambda path: Answer(told)) as server:
-        with pytest.raises(BackendError, match=rf"asked at {server.url}/info: no reply of the form 'tei'"):
+        with pytest.raises(BackendError, match=f"{server.url}/info"):
             ld.MaxP(ld.ScoreServer(server.url, max_retries=1))(ONE_QUERY)
         assert not server.requests
 
@@ -237,13 +220,11 @@ def test_the_error_of_a_window_that_is_too_long_recommends_a_smaller_window_size
     assert len(server.requests) == 1
 
 
-def test_a_server_that_cannot_truncate_gets_no_truncate_argument():
+def test_the_error_of_a_server_that_cannot_truncate_does_not_recommend_it():
     with reranker(LlamaForm) as server, pytest.raises(ContextOverflowError, match="too large to process") as caught:
         ld.MaxP(backend(server, LlamaForm, tokenizer=None), window_size=15, stride=15)(LONG_WORDS)
     assert len(server.requests) == 1
     assert "truncate" not in str(caught.value)
-    with pytest.raises(ValueError, match="truncate=True has no effect"):
-        ld.ScoreServer("http://localhost", api="llama.cpp", truncate=True)
 
 
 QWEN = "<Instruct>: Find it\n<Query>: {query}\n<Document>: {text}<end>\n"
@@ -259,19 +240,18 @@ def test_a_template_goes_around_query_and_window(form):
 
 
 def test_a_template_takes_its_tokens_from_windows_and_is_part_of_the_identity(form):
-    plain = ld.ScoreServer("http://localhost", api=form.api, model="m", tokenizer=tiny.encoder(), longest_input=90)
-    with_template = ld.ScoreServer(**{**vars(plain), "template": QWEN})
+    exact = {"api": form.api, "model": "m", "tokenizer": tiny.encoder(), "longest_input": 90}
     with reranker(form) as server:
-        plain, with_template = (ld.ScoreServer(**{**vars(one), "url": server.url}) for one in (plain, with_template))
+        plain, with_template = (ld.ScoreServer(server.url, template=template, **exact) for template in (None, QWEN))
         words = len(tiny.tokenizer()(QWEN.format(query="", text=""), add_special_tokens=False)["input_ids"])
         assert plain.limits().longest_input - with_template.limits().longest_input == words
     assert plain.describe() != with_template.describe()
-    assert "template" not in plain.describe()  # caches of old are still good
-    named = ld.ScoreServer("http://localhost", template="qwen3-reranker")
-    assert repr(named) == "ScoreServer('http://localhost', template='qwen3-reranker')"
-    for template, message in (("yes-no", "chat template"), ("no slots", "must hold {query} and then {text}")):
-        with pytest.raises(ValueError, match=message):
-            ld.ScoreServer("http://localhost", template=template)
+
+
+@pytest.mark.parametrize("template", ["yes-no", "no slots"])
+def test_templates_for_chats_or_without_slots_are_refused(template):
+    with pytest.raises(ValueError, match="template"):
+        ld.ScoreServer("http://localhost", template=template)
 
 
 @TELLING
@@ -348,14 +328,10 @@ SECRET_ADDRESSES = (
     ("arguments", "name"),
     [
         *(({"url": url}, "url") for url in ("host:80", "http://", "http:/host")),
-        *(({"url": url.format(SECRET)}, "url must hold neither") for url in SECRET_ADDRESSES),
-        *(({"parameters": given}, "parameters must not have .*key_variable") for given in SECRET_PARAMETERS),
+        *(({"url": url.format(SECRET)}, "url") for url in SECRET_ADDRESSES),
+        *(({"parameters": given}, "key_variable") for given in SECRET_PARAMETERS),
         ({"api": "other"}, "api"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"timeout": 0}, "timeout"),
-        ({"max_retries": -1}, "max_retries"),
-        ({"api": "cohere", "truncate": True}, "truncate"),
-        ({"longest_input": 0}, "longest_input"),
+        *(({"api": api, "truncate": True}, "truncate") for api in ("cohere", "llama.cpp")),
     ],
 )
 def test_wrong_arguments_are_refused_without_showing_secrets(arguments, name):
@@ -368,17 +344,7 @@ def test_at_signs_in_paths_and_token_parameters_are_not_taken_for_secrets():
     ld.ScoreServer("https://host/ai/run/@cf/rerank", parameters={"max_tokens": 1, "stop_token_ids": [2], "user": "me"})
 
 
-def test_the_error_of_a_batch_that_is_too_large_names_the_right_batch_size():
-    refusal = Answer({"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}, 413)
-    with serving(refusal) as server, pytest.raises(BackendError, match="set batch_size=32"):
-        ld.MaxP(ld.ScoreServer(server.url))(ONE_QUERY)
-
-
-def test_errors_about_refused_texts_and_several_models_name_the_fix():
-    invalid = Answer({"error": "no text"}, 422)
-    for frame in (ONE_QUERY, ONE_QUERY.assign(text="\u200b")):
-        with serving(invalid) as server, pytest.raises(BackendError, match="leave out documents without text"):
-            ld.MaxP(ld.ScoreServer(server.url))(frame)
+def test_one_of_several_models_must_be_chosen():
     models = Answer({"data": [{"id": "one"}, {"id": "two"}]})
     with serving(about=lambda path: models) as server, pytest.raises(BackendError, match=r"one, two: .*model="):
         ld.MaxP(ld.ScoreServer(server.url, api="vllm"))(ONE_QUERY)
