@@ -222,7 +222,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             if model is not None and model.trained:
                 *names, last = arguments
                 self._refuse_change(f"{', '.join(names)} or {last}")
-            how = {"weight_arguments": arguments, "seed": self.seed}
+            how: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, ExternalScorer):
                 return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **how)
             warning = self.backbone.warning()
