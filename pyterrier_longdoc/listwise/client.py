@@ -41,12 +41,6 @@ class NoLogprobsError(BackendError):
     """A model replied without log-probabilities."""
 
 
-def reply_key(model: str, settings: Mapping[str, Any], messages: Sequence[Message]) -> str:
-    """Return a hash of everything a reply depends on."""
-    content = json.dumps([model, dict(settings), list(messages)], sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
 class LLMClient:
     """Calls a model through a replay cache and keeps a ledger; can be shared by rerankers and judges.
 
@@ -140,7 +134,8 @@ class LLMClient:
         settings: Mapping[str, Any],
     ) -> Reply:
         """Return the reply to these messages with these settings, from the cache or else from `send`."""
-        key = reply_key(self.backend.model, settings, messages)
+        content = json.dumps([self.backend.model, dict(settings), list(messages)], sort_keys=True)
+        key = hashlib.sha256(content.encode()).hexdigest()
         # With a cache, equal prompts of concurrent queries are only paid for once.
         with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
             entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
@@ -148,14 +143,7 @@ class LLMClient:
             if entry is None:
                 if self.replay_only:
                     raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
-                try:
-                    entry = self._new_reply(messages, send)
-                except BackendError as error:
-                    kept = f"Earlier replies are in {self.cache}: repeat the call to continue"
-                    kept = "LLMClient(..., cache=FILE) would keep earlier replies" if self.cache is None else kept
-                    if self.ledger.calls and type(error) is BackendError:
-                        error.args = (f"{error}. {kept}",)
-                    raise
+                entry = self._new_reply(messages, send)
                 if self.cache is not None:
                     self.cache.put_many({key: entry})
         self.ledger.add(Call(qid, replayed, entry["input_tokens"], entry["output_tokens"], entry["estimated"]))

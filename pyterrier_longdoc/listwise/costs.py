@@ -33,10 +33,6 @@ class Prices:
     def __post_init__(self) -> None:
         validate(self)
 
-    def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """Return the cost of a call."""
-        return (input_tokens * self.input + output_tokens * self.output) / 1e6
-
 
 @dataclass(frozen=True)
 class Call:
@@ -104,12 +100,13 @@ class Ledger:
 
     def estimate(self, calls: int, input_tokens: int, output_tokens: int) -> Estimate:
         """Return the estimate of a run with these numbers of calls and tokens."""
-        cost = None if self.prices is None else self.prices.cost(input_tokens, output_tokens)
+        cost = None if self.prices is None else self.cost_of(input_tokens, output_tokens)
         return Estimate(calls, input_tokens, output_tokens, cost)
 
     def cost_of(self, input_tokens: int, output_tokens: int) -> float:
-        """Return the cost of a call; 0 without prices."""
-        return 0.0 if self.prices is None else self.prices.cost(input_tokens, output_tokens)
+        """Return the cost of tokens; 0 without prices."""
+        prices = self.prices or Prices(0, 0)
+        return (input_tokens * prices.input + output_tokens * prices.output) / 1e6
 
     def check_cap(self) -> None:
         """Raise SpendCapError if `max_cost` is reached."""

@@ -98,7 +98,9 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         valid = [i - 1 for i in ids if 1 <= i <= n]
         ranking = dict.fromkeys(valid)
         missing = [position for position in range(n) if position not in ranking]
-        is_ranking = (begins_bare and (on_own_lines or start == first_bracket)) or _is_announced(text, start)
+        # After a colon or an opening tag.
+        is_announced = _ANNOUNCED.search(_DECORATION.sub("", _just_before(text, start))) is not None
+        is_ranking = is_announced or (begins_bare and (on_own_lines or start == first_bracket))
         # A quotation of the request has two ids.
         is_ranking = is_ranking or (not missing and (on_own_lines or n > 2))
         is_order = valid and is_ranking and (refusal is None or start < refusal.end())
@@ -146,11 +148,6 @@ def _just_before(text: str, start: int) -> str:
     return text[max(0, start - _LONGEST_GAP - 1) : start]
 
 
-def _is_announced(text: str, start: int) -> bool:
-    """Return whether the text before this position ends with a colon or an opening tag."""
-    return _ANNOUNCED.search(_DECORATION.sub("", _just_before(text, start))) is not None
-
-
 def _number(digits: str) -> int:
     # int() refuses very long numbers; 0 is not the id of a document.
     return int(digits) if len(digits) < 7 else 0
@@ -158,13 +155,9 @@ def _number(digits: str) -> int:
 
 def _link(gap: str, *, weak: bool) -> str | None:
     """Return the kind of separator between two ids: `"arrow"`, `"line"`, `"weak"` or None."""
-    if len(gap) > _LONGEST_GAP:
-        return None
     separator = _DECORATION.sub("", gap)
-    for name, pattern in _LINKS.items():
-        if pattern.fullmatch(separator) and (weak or name != "weak"):
-            return name
-    return None
+    kinds = (name for name, pattern in _LINKS.items() if (weak or name != "weak") and pattern.fullmatch(separator))
+    return next(kinds, None) if len(gap) <= _LONGEST_GAP else None
 
 
 def _is_bare(text: str) -> bool:

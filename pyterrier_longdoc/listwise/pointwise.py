@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ import pandas as pd
 
 from ..common.arguments import argument
 from ..common.frames import strings, with_scores
-from ..common.parallel import RunAll, in_parallel
+from ..common.parallel import in_parallel
 from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import check_gives_logprobs, logprob
@@ -104,13 +103,14 @@ class Pointwise(LLMReranker):
         budget = self._budget(self._prompt, pairs)
         qid_of = dict(zip(reversed(pairs), map(str, reversed(inp["qid"].tolist())), strict=True))
 
-        def score(pair: tuple[str, str], run_all: RunAll) -> float:
-            (value,) = run_all([partial(self._score, qid_of[pair], *pair, budget)])
-            return float(value)
-
-        with work_bar(type(self).__name__, "prompt", len(qid_of), shown=self.verbose) as bar:
-            distinct_pairs = list(dict.fromkeys(pairs))
-            values = in_parallel(score, distinct_pairs, self.concurrency, on_task=bar.update)
+        distinct_pairs = list(dict.fromkeys(pairs))
+        with work_bar(type(self).__name__, "prompt", len(distinct_pairs), shown=self.verbose) as bar:
+            values = in_parallel(
+                lambda pair, _: self._score(qid_of[pair], *pair, budget),
+                distinct_pairs,
+                self.concurrency,
+                on_done=lambda *_: bar.update(),
+            )
         score_of = dict(zip(distinct_pairs, values, strict=True))
         if failures := sum(map(math.isnan, score_of.values())):
             warn(
@@ -119,7 +119,9 @@ class Pointwise(LLMReranker):
                 IncompleteReplyWarning,
             )
         self._note_coverage(budget, inp, [text for _, text in pairs])
-        return with_scores(inp, _failures_at_the_bottom(np.array([score_of[pair] for pair in pairs]), inp["qid"]))
+        scores = pd.Series([score_of[pair] for pair in pairs])
+        lowest = scores.groupby(inp["qid"].to_numpy()).transform("min")
+        return with_scores(inp, scores.fillna(lowest - 1).fillna(0.0).to_numpy())
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
         """Return an estimate of `transform`, like `RankGPT.estimate`, with one token per answer."""
@@ -167,10 +169,3 @@ class Pointwise(LLMReranker):
         check_gives_logprobs(self.client, type(self).__name__)
         allowed = {"query", "text", *(["best"] if self.grades else [])}
         check_template("request", self.request, allowed, required={"query", "text"})
-
-
-def _failures_at_the_bottom(scores: np.ndarray, qids: pd.Series) -> np.ndarray:
-    """Replace each NaN by a score one below the lowest of its query."""
-    values = pd.Series(scores)
-    lowest = values.groupby(qids.to_numpy()).transform("min")
-    return values.fillna(lowest - 1).fillna(0.0).to_numpy()

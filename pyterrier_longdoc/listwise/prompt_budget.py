@@ -101,33 +101,31 @@ class PromptBudget(Tokens):
         self._shortest: dict[tuple[str, str], Excerpt] = {}
         self._lock = threading.Lock()
 
-    def ask(self, send: Send, query: str, texts: Sequence[str]) -> tuple[list[Message], Reply]:
-        """Send a prompt with documents truncated to the budget and the server's limit; return prompt and reply."""
-        room, room_by = self._room(query, len(texts)), f"max_prompt_tokens={self.max_prompt_tokens}"
+    def ask(
+        self, send: Send, query: str, texts: Sequence[str], reminder: Sequence[Message] = ()
+    ) -> tuple[list[Message], Reply]:
+        """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder.
+
+        Returns the prompt without the reminder, and the reply.
+        """
+        room, room_by = None, f"max_prompt_tokens={self.max_prompt_tokens}"
         attempts_left = SHRINK_ATTEMPTS
         while True:
-            excerpts, messages = self._fit(query, texts, room, room_by)
+            excerpts, messages = self._fit(query, texts, room, room_by, reminder)
             try:
-                reply = send(messages)
+                reply = send([*messages, *reminder])
             except ContextOverflowError:
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                room, room_by = int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)), "the server"
+                room = max(len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)))
+                room_by = "the server"
             else:
                 with self._lock:
                     for text, excerpt in zip(texts, excerpts, strict=True):
                         shortest = self._shortest.get((query, text), excerpt)
                         self._shortest[query, text] = min(excerpt, shortest, key=lambda candidate: candidate.tokens)
                 return messages, reply
-
-    def ask_again(
-        self, send: Send, query: str, texts: Sequence[str], messages: list[Message], reminder: list[Message]
-    ) -> Reply:
-        """Continue a conversation with documents truncated to leave room for the reminder."""
-        room = self._room(query, len(texts), reminder)
-        prompt = messages if room is None else self._fit(query, texts, room, "", reminder)[1]
-        return send([*prompt, *reminder])
 
     def coverage(self, queries: int) -> Coverage:
         """Return the coverage of all prompts so far, by the shortest excerpt for each query and text."""
@@ -143,37 +141,26 @@ class PromptBudget(Tokens):
         coverage.queries = queries
         return coverage
 
-    def _room(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:
-        """Return the number of tokens available for documents; None for no limit."""
-        if self.max_prompt_tokens is None:
-            return None
-        empty = [*self.prompt(query, [""] * n), *reminder]
-        room = self.max_prompt_tokens - self.count_messages(empty)
-        return self._checked(room, n, reminder)
-
-    def _checked(self, room: int, n: int, reminder: Sequence[Message]) -> int:
-        """Return the room; raise an error if it is too small (with a reminder, the reply counts as a failure)."""
-        if room < n:
-            raise (ContextOverflowError if reminder else ValueError)(
-                f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} document{'s' * (n > 1)} next to "
-                f"the query and the instructions: raise it" + ", or use a schedule= with smaller prompts" * (n > 1)
-            )
-        return room
-
     def _fit(
-        self, query: str, texts: Sequence[str], room: int | None, room_by: str, reminder: Sequence[Message] = ()
+        self, query: str, texts: Sequence[str], room: int | None, room_by: str, reminder: Sequence[Message]
     ) -> tuple[list[Excerpt], list[Message]]:
         """Return excerpts of at most `room` tokens in total, and the prompt with them."""
+        limit, n = self.max_prompt_tokens, len(texts)
+        if limit is not None and room is None:
+            room = limit - self.count_messages([*self.prompt(query, [""] * n), *reminder])
         while True:
+            if limit is not None and room is not None and room < n:  # with a reminder, the reply counts as a failure
+                raise (ContextOverflowError if reminder else ValueError)(
+                    f"max_prompt_tokens={limit} leaves no room for {n} document{'s' * (n > 1)} next to the query and "
+                    f"the instructions: raise it" + ", or use a schedule= with smaller prompts" * (n > 1)
+                )
             excerpts = self._shorten(query, texts, room, room_by)
             messages = self.prompt(query, [excerpt.text for excerpt in excerpts])
-            if self.max_prompt_tokens is None or room is None:
-                return excerpts, messages
             # A prompt can have more tokens than the sum of its parts, and a template can have text around documents.
-            excess = self.count_messages([*messages, *reminder]) - self.max_prompt_tokens
-            if excess <= 0:
+            excess = 0 if limit is None else self.count_messages([*messages, *reminder]) - limit
+            if room is None or excess <= 0:
                 return excerpts, messages
-            room = self._checked(room - excess, len(texts), reminder)
+            room -= excess
 
     def _shorten(self, query: str, texts: Sequence[str], room: int | None, room_by: str) -> list[Excerpt]:
         """Truncate documents to `max_doc_len` each and `room` in total; long ones use what short ones leave."""

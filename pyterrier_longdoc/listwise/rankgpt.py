@@ -20,9 +20,9 @@ from .backends import Reply
 from .costs import Estimate
 from .llm_reranker import LLMReranker
 from .parsing import IncompleteReplyWarning
-from .prompt_budget import PromptBudget
+from .prompt_budget import PromptBudget, Tokens
 from .prompts import Message, Prompt
-from .ranker import COUNTS, Ask, ListRanker, QueryDocuments, Ranked
+from .ranker import COUNTS, Ask, QueryRanking
 from .schedules import BackToFront, Schedule
 
 REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
@@ -128,24 +128,23 @@ class RankGPT(LLMReranker):
         report = REPORT_COLUMNS if self.report else ()
         if not texts:
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
-        candidates = self._candidates(inp, texts)
-        pairs = ((each.query, text) for each in candidates for text in each.texts)
-        budget = self._budget(self._prompt, pairs)
-        rankings = self._rank_all(candidates, budget, self._ask, verbose=self.verbose)
+        rankings = self._rankings(inp, texts)
+
+        def ask(qid: str, messages: list[Message]) -> Reply:
+            return self.answer.ask(self.client, qid, messages, self._prompt)
+
+        budget = self._rank_all(rankings, ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
-        rows = []
-        for documents, ranked in zip(candidates, rankings, strict=True):
-            rows.append([documents.qid, *(ranked.counts[name] for name in COUNTS)])
-            for rank, document in enumerate([*ranked.order, *range(len(documents.texts), len(documents.rows))]):
-                scores[documents.rows[document]] = len(documents.rows) - rank
-        self.rounds = {documents.qid: ranked.rounds for documents, ranked in zip(candidates, rankings, strict=True)}
+        for ranking in rankings:
+            for rank, document in enumerate([*ranking.order, *range(len(ranking.texts), len(ranking.rows))]):
+                scores[ranking.rows[document]] = len(ranking.rows) - rank
+        self.rounds = {ranking.qid: ranking.rounds for ranking in rankings}
+        rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
         self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
-        self._tell_of_failures(self.counts)
+        self._warn_of_failures(self.counts)
         self._note_coverage(budget, inp, texts)
-        counts_of = self.counts.set_index("qid")
-        return with_scores(
-            inp, scores, **{name: counts_of.loc[inp["qid"].tolist(), name].to_numpy() for name in report}
-        )
+        counts_of = self.counts.set_index("qid").loc[inp["qid"].tolist()]
+        return with_scores(inp, scores, **{name: counts_of[name].to_numpy() for name in report})
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
         """Return an estimate of `transform` for the same frame; prompts are built but not sent.
@@ -156,60 +155,62 @@ class RankGPT(LLMReranker):
             prompts depends on the answers, it is the maximum, with prompts as long as those of a model that never
             changes the order.
         """
-        candidates = self._candidates(inp, self._texts(inp))
-        pairs = ((each.query, text) for each in candidates for text in each.texts)
-        budget = self._budget(self._prompt, pairs)
-        tokens_in: Counter[str] = Counter()
-        largest = max((len(documents.texts) for documents in candidates), default=0)
+        rankings = self._rankings(inp, self._texts(inp))
+        largest = max((len(ranking.texts) for ranking in rankings), default=0)
         answers = [self.answer.unchanged(n, self._prompt) for n in range(largest + 1)]
+        tokens, tokens_in = Tokens(self.tokenizer), Counter[str]()
 
         def ask(qid: str, messages: list[Message]) -> Reply:
-            tokens_in[qid] += budget.count_messages(messages)
+            tokens_in[qid] += tokens.count_messages(messages)
             return answers[-1]
 
-        tokens_out = [budget.count(a.text) if a.output_tokens is None else a.output_tokens for a in answers]
+        self._rank_all(rankings, ask, verbose=False)
+        tokens_out = [tokens.count(a.text) if a.output_tokens is None else a.output_tokens for a in answers]
         total = np.zeros(3)
-        for documents, ranked in zip(candidates, self._rank_all(candidates, budget, ask, verbose=False), strict=True):
-            sizes = [size for of_round in ranked.rounds for size in of_round]
+        for ranking in rankings:
+            sizes = [size for of_round in ranking.rounds for size in of_round]
             # `sizes` lacks the prompts that depend on answers.
-            prompts = self._most_prompts(documents)
+            prompts = self._most_prompts(ranking)
             factor = prompts / max(len(sizes), 1)
-            tokens = np.array([tokens_in[str(documents.qid)], sum(tokens_out[size] for size in sizes)]) * factor
-            total += [prompts, *tokens]
+            of_query = [tokens_in[str(ranking.qid)], sum(tokens_out[size] for size in sizes)]
+            total += [prompts, *np.array(of_query) * factor]
         return self.ledger.estimate(*np.ceil(total).astype(int).tolist())
 
     @property
     def _prompt(self) -> Prompt:
         return self.answer.prompt if self.prompt is None else self.prompt
 
-    def _ask(self, qid: str, messages: list[Message]) -> Reply:
-        return self.answer.ask(self.client, qid, messages, self._prompt)
+    def _most_prompts(self, ranking: QueryRanking) -> int:
+        return self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1)
 
-    def _most_prompts(self, documents: QueryDocuments) -> int:
-        return self.schedule.estimate(len(documents.texts)) * max(self.shuffles, 1)
-
-    def _rank_all(
-        self, candidates: list[QueryDocuments], budget: PromptBudget, ask: Ask, *, verbose: bool
-    ) -> list[Ranked]:
-        ranker = ListRanker(ask, budget, self)
-        total = sum(map(self._most_prompts, candidates))
+    def _rank_all(self, rankings: list[QueryRanking], ask: Ask, *, verbose: bool) -> PromptBudget:
+        """Rank the documents of each query; return the budget with the excerpts that were in the prompts."""
+        budget = self._budget(self._prompt, ((each.query, text) for each in rankings for text in each.texts))
+        total = sum(map(self._most_prompts, rankings))
         with work_bar(type(self).__name__, "prompt", total, shown=verbose) as bar:
-            return in_parallel(
-                ranker.rank,
-                candidates,
+            in_parallel(
+                lambda ranking, run_all: ranking.rank(ask, budget, run_all),
+                rankings,
                 self.concurrency,
                 on_task=bar.update,
                 # Advance by the maximum number of prompts, even if a query needs fewer.
-                on_done=lambda documents, ranked: bar.update(self._most_prompts(documents) - ranked.counts["prompts"]),
+                on_done=lambda ranking, _: bar.update(self._most_prompts(ranking) - ranking.counts["prompts"]),
             )
+        return budget
 
-    def _candidates(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryDocuments]:
+    def _rankings(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryRanking]:
+        """Return the documents to rank for each query, in the order of the first stage: score, rank, row."""
+        keys = [name for name in ("score", "rank") if name in inp.columns]
+        order = pd.RangeIndex(len(inp))
+        if keys:  # rows without a number come last
+            numbers = inp[keys].apply(pd.to_numeric).set_axis(order)
+            order = numbers.sort_values(keys, ascending=[key == "rank" for key in keys], kind="stable").index
         queries = strings(inp["query"], "query")
         qids, docnos = inp["qid"].tolist(), inp["docno"].tolist()
         rows_of: dict[Any, list[int]] = {qid: [] for qid in qids}
-        for row in _first_stage_order(inp):
+        for row in order.tolist():
             rows_of[qids[row]].append(row)
-        candidates = []
+        rankings = []
         for qid, rows in rows_of.items():
             if len({queries[row] for row in rows}) > 1:
                 raise ValueError(f"qid {qid!r} must have the same text in column 'query' in all rows")
@@ -217,14 +218,14 @@ class RankGPT(LLMReranker):
             for row in rows:
                 documents.setdefault((docnos[row], texts[row]), []).append(row)
             top_texts = [text for _, text in documents][: self.top_k]
-            candidates.append(QueryDocuments(qid, queries[rows[0]], top_texts, list(documents.values())))
-        return candidates
+            rankings.append(QueryRanking(self, qid, queries[rows[0]], top_texts, list(documents.values())))
+        return rankings
 
     def _check(self) -> None:
         super()._check()
         self.answer.check(self.client, self._prompt)
 
-    def _tell_of_failures(self, counts: pd.DataFrame) -> None:
+    def _warn_of_failures(self, counts: pd.DataFrame) -> None:
         if (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
             total = counts.drop(columns="qid").sum()
             warn(
@@ -233,12 +234,3 @@ class RankGPT(LLMReranker):
                 f"left out {total['llm_missing']} documents, which keep their order below the others (see .counts).",
                 IncompleteReplyWarning,
             )
-
-
-def _first_stage_order(inp: pd.DataFrame) -> list[int]:
-    """Return the rows by descending score, then ascending rank; rows without one come last."""
-    keys = [name for name in ("score", "rank") if name in inp.columns]
-    if not keys:
-        return list(range(len(inp)))
-    numbers = inp[keys].apply(pd.to_numeric).reset_index(drop=True)
-    return numbers.sort_values(keys, ascending=[key == "rank" for key in keys], kind="stable").index.tolist()

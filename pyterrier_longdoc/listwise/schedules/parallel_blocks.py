@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
@@ -11,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...common.arguments import argument
-from .base import Answer, Rounds, Schedule
+from .base import Rounds, Schedule
 
 DAMPING = 0.85
 """Damping factor of PageRank, as in Brin and Page 1998."""
@@ -62,36 +61,21 @@ class ParallelBlocks(Schedule):
     def rank(self, n: int) -> Rounds:
         """Rank; a block without an answer is ignored."""
         answers = yield self.blocks(n)
-        wins = _wins(answers, n)
-        score = {"pagerank": _pagerank, "winrate": _winrate}[self.aggregation](wins)
+        wins = np.zeros((n, n))  # how often the document of the row was ranked above that of the column
+        for order in answers:
+            for better, worse in combinations(order or (), 2):
+                wins[better, worse] += 1
+        won, lost = wins.sum(axis=1), wins.sum(axis=0)
+        if self.aggregation == "winrate":  # 1/2 for a document that was not compared
+            score = (won + 0.5 * (won + lost == 0)) / np.maximum(won + lost, 1)
+        else:
+            # Rows are losers; a document that never lost passes its weight to all.
+            passes = np.where(lost[:, None] > 0, wins.T / np.maximum(lost, 1)[:, None], 1 / n)
+            weight = np.full(n, 1 / n)
+            for _ in range(100):
+                weight = (1 - DAMPING) / n + DAMPING * weight @ passes
+            score = np.round(weight * n, 9)  # so that ties are the same on every machine
         return np.argsort(-score, kind="stable").tolist()
 
     def estimate(self, n: int) -> int:
         return int(n > 1) if n <= self.block else -(-n * self.replicas // self.block)
-
-
-def _wins(answers: Sequence[Answer], n: int) -> np.ndarray:
-    """Return `(n, n)`: how often the document of the row was ranked above that of the column."""
-    wins = np.zeros((n, n))
-    for order in answers:
-        for better, worse in combinations(order or (), 2):
-            wins[better, worse] += 1
-    return wins
-
-
-def _winrate(wins: np.ndarray) -> np.ndarray:
-    """Return `(n,)` shares of wins; 1/2 for a document that was not compared."""
-    won, lost = wins.sum(axis=1), wins.sum(axis=0)
-    return (won + 0.5 * (won + lost == 0)) / np.maximum(won + lost, 1)
-
-
-def _pagerank(wins: np.ndarray) -> np.ndarray:
-    """Return `(n,)` weights, rounded so that ties are the same on every machine."""
-    n = len(wins)
-    lost = wins.sum(axis=0)
-    # Rows are losers; a document that never lost passes its weight to all.
-    passes = np.where(lost[:, None] > 0, wins.T / np.maximum(lost, 1)[:, None], 1 / n)
-    weight = np.full(n, 1 / n)
-    for _ in range(100):
-        weight = (1 - DAMPING) / n + DAMPING * weight @ passes
-    return np.round(weight * n, 9)
