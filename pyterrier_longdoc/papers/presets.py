@@ -9,17 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from ..common.names import did_you_mean
 from ..listwise.schedules import BackToFront
-from ..modelling.layout import resolve_layout
-
-if TYPE_CHECKING:
-    from ..training import TrainingArgs
-
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
 """MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 with title and with description queries."""
@@ -95,26 +90,21 @@ class Preset:
         """
         package = importlib.import_module("pyterrier_longdoc")
         arguments = {**self.arguments, **changes}
-        if as_published:
-            layouts = [resolve_layout(values.get("layout", "pair")) for values in (self.arguments, arguments)]
-            budgets = {(layout.pad_query, layout.shared_budget) for layout in layouts}
-            name = "layout" if len(budgets) > 1 else "windows" if "windows" in arguments else None
-            if name is not None:
-                raise ValueError(f"{name}={arguments[name]!r} must not be changed with as_published=True")
-            arguments = self._with_fixed_grid(arguments, package.FixedGrid)
+        if as_published and self.row in _NOT_AS_PUBLISHED:
+            raise ValueError(f"as_published=True is not available for {self.row}: {_NOT_AS_PUBLISHED[self.row]}")
+        for name in ("windows", "layout"):
+            if as_published and name in changes:
+                raise ValueError(f"{name}={changes[name]!r} must not be changed with as_published=True")
+        if as_published and "stride" in arguments:  # otherwise, the model has a single window
+            size, stride = arguments.pop("window_size"), arguments.pop("stride")
+            arguments["windows"] = package.FixedGrid(size, stride, arguments["max_doc_len"])
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
-            model.training = with_own_rates(package.TrainingArgs.preset("boytsov2025", epochs=self.epochs), model)
+            recipe = package.TrainingArgs.preset("boytsov2025", epochs=self.epochs)
+            model.training = replace(
+                recipe, learning_rates=model.recipe.learning_rates
+            )  # others if the head is pre-trained
         return model
-
-    def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
-        """Return the arguments with all windows of the document budget, unless the model has a single window."""
-        if self.row in _NOT_AS_PUBLISHED:
-            raise ValueError(f"as_published=True is not available for {self.row}: {_NOT_AS_PUBLISHED[self.row]}")
-        if "stride" not in arguments:
-            return arguments
-        rest = {name: value for name, value in arguments.items() if name not in ("window_size", "stride")}
-        return {**rest, "windows": grid(arguments["window_size"], arguments["stride"], arguments["max_doc_len"])}
 
 
 _CEDR = "its code also matches padding, and averages the vectors of chunks like AvgP"
@@ -130,11 +120,6 @@ _NOT_AS_PUBLISHED = {
     "LongP RankGPT (GPT-4o-mini)": _PROMPT,
 }
 """Reasons by row; the documentation lists them under "What cannot be reproduced, and why"."""
-
-
-def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
-    """Return the recipe with the learning rates of the model, which differ for a pre-trained head."""
-    return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
 class Presets(dict[str, Preset]):

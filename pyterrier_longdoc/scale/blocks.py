@@ -220,8 +220,7 @@ class Candidates:
             return part
         if "query" in part.columns:
             raise ValueError("topics= has no effect, because the candidates have queries: leave one of them out")
-        unknown = part.loc[~part["qid"].isin(self.topics["qid"]), "qid"].unique()
-        if len(unknown):
+        if len(unknown := part.loc[~part["qid"].isin(self.topics["qid"]), "qid"].unique()):
             raise ValueError(f"topics lack {len(unknown)} qids of the candidates, e.g. {unknown[0]!r}")
         new = ["qid", *(name for name in self.topics if name not in part.columns)]
         return part.merge(self.topics[new], on="qid", how="left", validate="many_to_one")
@@ -233,8 +232,7 @@ def _size_of_block(rows: int) -> int:
 
 def _append(part: pd.DataFrame, blocks: np.ndarray, folder: Path) -> None:
     """Append each row to the file of its block, as another Arrow stream."""
-    pa = arrow()
-    order = np.argsort(blocks, kind="stable")
+    pa, order = arrow(), np.argsort(blocks, kind="stable")
     table = as_table(part.iloc[order])
     for number, start, rows in zip(*np.unique(blocks[order], return_index=True, return_counts=True), strict=True):
         with _candidate_file(folder, number).open("ab") as file, pa.ipc.new_stream(file, table.schema) as stream:
@@ -271,8 +269,7 @@ def as_table(frame: pd.DataFrame) -> Any:
         table = pa.Table.from_pandas(plain, preserve_index=False)
     except UnicodeEncodeError:
         table = pa.Table.from_pandas(_valid(plain), preserve_index=False)
-    dictionaries = [field.name for field in table.schema if "struct<" in str(field.type)]
-    if dictionaries:
+    if dictionaries := [field.name for field in table.schema if "struct<" in str(field.type)]:
         raise ValueError(f"dictionaries cannot be written: drop the columns {dictionaries}, or make them JSON")
     for name in terms:
         rows = [list(map(tuple, row)) if isinstance(row, Sequence | np.ndarray) else None for row in frame[name]]

@@ -97,7 +97,13 @@ def rerank_to_disk(
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n shards, starting at 0")
     out, candidates = Path(out), Candidates(run, topics)
-    columns = _columns(pipeline, next(candidates.parts(), pd.DataFrame()))
+    first = next(candidates.parts(), pd.DataFrame())
+    for start in range(0, len(first), BLOCK_ROWS):
+        as_table(first.iloc[start : start + BLOCK_ROWS])  # refuses columns that cannot be written
+    given = [*first.columns, *(["rank"] if "score" in first and "rank" not in first else [])]
+    columns = None  # unknown before the first block
+    with suppress(pt.inspect.InspectError):
+        columns = sorted(set(map(str, pt.inspect.transformer_outputs(pipeline, given))))
     rows = _begin(out, pipeline, candidates, columns, alone=shard[1] == 1)
     blocks_of_shard = range(shard[0], len(rows), shard[1])
     open_blocks = [number for number in blocks_of_shard if not _block_file(out, number).is_file()]
@@ -236,17 +242,3 @@ def _write_blocks(
         raise RuntimeError(
             f"{type(error).__name__}: {error} (in {blocks_at_work}). Remove the cause, then {_TO_FINISH}"
         ) from error
-
-
-def _columns(pipeline: pt.Transformer, part: pd.DataFrame) -> list[str] | None:
-    """Return the columns of the results; None if they are unknown before the first block.
-
-    Raises InputValidationError if the pipeline lacks columns, ValueError if a column cannot be written.
-    """
-    given = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
-    columns = None
-    with suppress(pt.inspect.InspectError):
-        columns = sorted(set(map(str, pt.inspect.transformer_outputs(pipeline, given))))
-    for start in range(0, len(part), BLOCK_ROWS):
-        as_table(part.iloc[start : start + BLOCK_ROWS])
-    return columns

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from pyterrier_longdoc.listwise import (
     BackToFront,
-    CallableBackend,
     FirstToken,
     HuggingFaceBackend,
     IncompleteReplyWarning,
@@ -20,7 +19,6 @@ from pyterrier_longdoc.listwise import (
     NoLogprobsError,
     OpenAIBackend,
     Pointwise,
-    Prices,
     RankGPT,
     Reply,
     UnreadableReplyError,
@@ -120,13 +118,6 @@ def test_a_reply_without_any_letter_fails_without_a_retry():
     assert len(asked) == 1
 
 
-def test_a_reply_without_any_letter_can_keep_the_order():
-    model = lambda messages: Reply("I", logprobs={"I": -0.1})  # noqa: E731
-    with pytest.warns(IncompleteReplyWarning):
-        out = RankGPT(model, answer=FirstToken(), on_failure="keep")(candidates(documents=4))
-    assert order(out) == ["d0", "d1", "d2", "d3"]
-
-
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
 def test_one_token_is_requested_from_a_server(limit):
     with serving(server) as served:
@@ -140,15 +131,6 @@ def test_one_token_is_requested_from_a_server(limit):
 def test_estimate_counts_one_output_token_for_each_call():
     estimate = RankGPT(LLMClient(likely), answer=FirstToken()).estimate(candidates(documents=8))
     assert (estimate.calls, estimate.output_tokens) == (1, 1)
-
-
-def test_cached_log_probabilities_give_the_same_ranking(tmp_path):
-    run, cache = candidates(documents=8), tmp_path / "replies.sqlite"
-    with serving(server) as served:
-        backend = OpenAIBackend("tiny", base_url=f"{served.url}/v1")
-        first = RankGPT(LLMClient(backend, cache=cache, prices=Prices(1, 1), max_cost=1.0), answer=FirstToken())(run)
-    replayed = RankGPT(LLMClient(backend, cache=cache, replay_only=True), answer=FirstToken())(run)
-    assert order(replayed) == order(first) == run.loc[worth(run).sort_values().index[::-1], "docno"].tolist()
 
 
 class TextOnly:
@@ -176,12 +158,6 @@ def test_missing_log_probabilities_are_not_requested_again(make):
         with pytest.raises(NoLogprobsError, match="tiny"):
             ranker(candidates(documents=3))
     assert len(served.requests) == 1
-
-
-@need_logprobs
-def test_functions_that_return_text_have_no_log_probabilities(make):
-    with pytest.raises(NoLogprobsError, match="silent"):
-        make(CallableBackend(lambda messages: "A", name="silent"))(candidates(documents=3))
 
 
 def metaspace_tokenizer():

@@ -215,18 +215,11 @@ def test_a_schedule_that_asks_about_wrong_documents_is_refused(groups):
 @pytest.mark.parametrize(
     ("schedule", "name", "value"),
     [
-        (BackToFront, "window", 1),
-        (BackToFront, "stride", 0),
         (BackToFront, "stride", 20),
         (TopDown, "pivot", 20),
-        (TopDown, "budget", 0),
-        (ParallelBlocks, "block", 1),
         (ParallelBlocks, "aggregation", "borda"),
         (Tournament, "stages", ((2, 2),)),
-        (Tournament, "tournaments", 0),
-        (SetwiseHeapsort, "children", 0),
         (SetwiseInsertion, "k", 0),
-        (PairwiseBubble, "k", None),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(schedule, name, value):

@@ -118,20 +118,7 @@ def test_pyterrier_can_inspect_rankgpt_without_a_call():
     assert pt.inspect.subtransformers(ranker) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("top_k", 0),
-        ("max_doc_len", 0),
-        ("max_prompt_tokens", -1),
-        ("retries", -1),
-        ("shuffles", -1),
-        ("concurrency", 0),
-        ("on_failure", "nan"),
-        ("text_field", ""),
-        ("llm", "gpt-4o"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("on_failure", "nan"), ("text_field", ""), ("llm", "gpt")])
 def test_wrong_arguments_are_refused_by_name(name, value, results):
     with pytest.raises(ValueError, match=f"{name}="):
         RankGPT(**{"llm": nobody, name: value})

@@ -41,9 +41,8 @@ def test_a_preset_builds_its_transformer_with_its_arguments(name):
         assert argument == "llm" or getattr(model, argument) == value
 
 
-@pytest.mark.parametrize("name", ld.presets)
-def test_arguments_of_a_preset_can_be_changed(name):
-    assert tuple(build(name, text_field=("title", "body")).text_field) == ("title", "body")
+def test_arguments_of_a_preset_can_be_changed():
+    assert build("maxp", text_field=("title", "body")).text_field == ("title", "body")
 
 
 @pytest.mark.parametrize("name", [name for name in ld.presets if name not in names("RankGPT")])

@@ -98,14 +98,6 @@ def test_passages_can_be_indexed():
     assert [row["docno"] for row in indexed] == ["a%p0", "a%p1", "b%p0"]
 
 
-def test_the_last_words_are_kept_where_pyterriers_sliding_drops_them():
-    pytest.importorskip("pyterrier.text")
-    documents = pd.DataFrame({"docno": ["a"], "text": [" ".join(map(str, range(199)))]})
-    sliding = pt.text.sliding(text_attr="text", length=150, stride=75, prepend_attr=None)(documents)
-    assert " ".join(sliding["text"]).split()[-1] == "149"
-    assert ld.Passages()(documents)["text"].iloc[-1].split()[-1] == "198"
-
-
 def test_windows_of_another_type_are_refused():
     with pytest.raises(ValueError, match="windows=150"):
         ld.Passages(150)
@@ -120,12 +112,6 @@ def test_a_docno_that_cannot_be_restored_is_refused(docno):
 def test_a_missing_text_column_is_refused():
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         ld.Passages()(pd.DataFrame({"docno": ["a"]}))
-
-
-def test_the_repr_has_the_arguments_that_were_given():
-    assert repr(ld.Passages(FIVE, repeat="t", text_field=("t", "b"))) == (
-        "Passages(windows=SlidingWindows(size=5, stride=5), text_field=('t', 'b'), repeat='t')"
-    )
 
 
 def test_windows_of_the_document_are_refused_for_its_passages():

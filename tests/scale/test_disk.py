@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 import random
 import re
 import signal
 import time
-import warnings
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +17,6 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.scale.blocks import Candidates
 
 from ..support import memory, own, processes, systems, tiny
@@ -334,15 +331,6 @@ def test_a_folder_without_a_job_cannot_be_merged(tmp_path):
         ld.merge_run(tmp_path)
 
 
-def test_a_damaged_manifest_does_not_affect_finished_blocks(tmp_path):
-    ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
-    manifest, before = tmp_path / "manifest.json", written(tmp_path)
-    manifest.write_text(manifest.read_text()[:-20])
-    with pytest.raises(json.JSONDecodeError):
-        ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
-    assert written(tmp_path) == before
-
-
 def test_an_empty_run_gives_an_empty_run(tmp_path):
     assert ld.rerank_to_disk(Digests(), WITH_QUERIES.iloc[:0], tmp_path).rows == 0
     assert set(ld.merge_run(tmp_path)) == {*WITH_QUERIES, "rank"}
@@ -373,13 +361,6 @@ def test_a_copy_of_the_candidates_is_the_same_job(tmp_path):
     assert ld.rerank_to_disk(Digests(), tmp_path / "copy", tmp_path / "out", topics=TOPICS).rows == 0
 
 
-def test_another_argument_of_the_model_is_another_job(cross_encoder, tmp_path):
-    model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
-    ld.rerank_to_disk(model, tiny.longer_results(), tmp_path)
-    with pytest.raises(ValueError, match="another job"):
-        ld.rerank_to_disk(model.apply_attributes(stride=5), tiny.longer_results(), tmp_path)
-
-
 def test_other_columns_of_the_results_are_another_job(cross_encoder, tmp_path):
     model = ld.MaxP(cross_encoder, window_size=8, stride=4, max_query_len=4)
     ld.rerank_to_disk(model, tiny.results(), tmp_path, shard=(0, 2))
@@ -398,32 +379,6 @@ def test_a_job_with_user_code_runs_in_one_call_and_is_never_continued(kind, cros
     assert len(ld.merge_run(out)) == len(frame)
     with pytest.raises(ValueError, match=f"{name} may change unnoticed.*new folder"):
         ld.rerank_to_disk(make_edited(-1, cross_encoder), frame, out)
-
-
-def test_a_function_that_scores_pairs_needs_a_name_to_continue(tmp_path):
-    def edited(queries, texts):
-        return [float(len(text)) for text in texts]
-
-    frame, out = tiny.longer_results(), tmp_path / "out"
-    with pytest.raises(ValueError, match="name="):
-        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited), window_size=5, stride=5), frame, out, shard=(0, 2))
-    for shard in ((0, 2), (1, 2)):
-        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="1"), window_size=5, stride=5), frame, out, shard=shard)
-    with pytest.raises(ValueError, match="another job"):
-        ld.rerank_to_disk(ld.MaxP(ld.PairScorer(edited, name="2"), window_size=5, stride=5), frame, out)
-
-
-def test_a_job_with_a_dataset_as_text_loader_is_continued(tmp_path):
-    frame = tiny.longer_results()
-    texts = frame.drop_duplicates("docno").assign(text="a cat")[["docno", "text"]]
-    (tmp_path / "docs.jsonl").write_text("\n".join(map(json.dumps, texts.to_dict("records"))), encoding="utf-8")
-    dataset = FolderDataset(tmp_path)
-    model = ld.MaxP(ld.PairScorer(lambda queries, texts: [1.0] * len(texts), name="1"), text_loader=dataset)
-    for shard in ((0, 2), (1, 2)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            ld.rerank_to_disk(model, frame.drop(columns="text"), tmp_path / "out", shard=shard)
-    assert len(ld.merge_run(tmp_path / "out")) == len(frame)
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

@@ -345,20 +345,6 @@ def test_each_model_gets_the_texts_of_its_own_loader(executor, without_text, cro
     assert (model.text_loader, other.text_loader) == (store, reversed_texts)
 
 
-@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
-def test_rerank_to_disk_on_workers_gets_the_texts_of_a_loader_that_cannot_be_pickled(
-    executor, without_text, cross_encoder, tmp_path, monkeypatch
-):
-    pytest.importorskip("pyarrow")
-    monkeypatch.setattr("pyterrier_longdoc.scale.blocks.BLOCK_ROWS", 4)
-    frame, store = without_text
-    model = systems.make("MaxP", cross_encoder, text_loader=store, device="cpu")
-    here, there = tmp_path / "here", tmp_path / "there"
-    ld.rerank_to_disk(model, frame, here)
-    ld.rerank_to_disk(model, frame, there, executor=executor)
-    pd.testing.assert_frame_equal(ld.merge_run(there), ld.merge_run(here), rtol=1e-6)
-
-
 def test_a_loader_that_cannot_be_pickled_is_refused_after_a_retriever_on_workers(executor, without_text):
     frame, store = without_text
     pipeline = pt.Transformer.from_df(frame) >> systems.make("MaxP", text_loader=store)
