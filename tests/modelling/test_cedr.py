@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.readers.base import specials_of_pair
@@ -23,25 +21,19 @@ from .test_model import QUERIES, TEXTS, text_of
 
 pytestmark = QUIET
 
-TOKEN_HEADS = ("cedr-knrm", "cedr-pacrr", "cedr-drmm", "model1")
 CHUNK = 20
 QUERY = "snow in the city"
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def backbone(cross_encoder):
-    return load_backbone(cross_encoder)
-
-
-def scorer_of(backbone, name, chunk=CHUNK, options=None, **arguments):
+def scorer_of(backbone, name, options=None, **arguments):
     """A token head with random weights on a backbone, in evaluation mode."""
     torch.manual_seed(0)
     head = build_head(name, backbone.hidden_size, channels=backbone.channels, **(options or {}))
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    return scorers.scorer_of(backbone, GreedyChunks(chunk), head, **{"max_query_len": 8, **arguments})
+    return scorers.scorer_of(backbone, GreedyChunks(CHUNK), head, **{"max_query_len": 8, **arguments})
 
 
 @torch.no_grad()
@@ -69,28 +61,22 @@ def cosines(query, document):
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_matches_of_a_short_document_are_those_of_a_plain_call(family, tmp_path):
+def test_matches_of_a_document_are_those_of_its_chunks(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
-    scorer = scorer_of(backbone, "cedr-knrm")
-    for text in (text_of(CHUNK), text_of(7, 1)):
-        matches = encode(scorer, [QUERY], [text]).matches
-        assert matches.values.shape == (1, 2 + 1, 4, len(text.split()))  # 2 layers and the embeddings
-        expected = cosines(*states_of(backbone, QUERY, text))
-        np.testing.assert_allclose(matches.values[0], expected, atol=1e-5)
-        assert np.abs(expected).max() > 0.1
-
-
-def test_matches_of_a_long_document_are_those_of_its_chunks(backbone):
     text = text_of(2 * CHUNK + 5)
     words = text.split()
     chunks = [" ".join(words[i : i + CHUNK]) for i in range(0, len(words), CHUNK)]
-    query = states_of(backbone, QUERY, chunks[0])[0]
+    query = states_of(backbone, QUERY, chunks[0])[0]  # with the first chunk, in every chunk's matches
     expected = np.concatenate([cosines(query, states_of(backbone, QUERY, chunk)[1]) for chunk in chunks], 2)
+    of_short = cosines(*states_of(backbone, "a", text_of(7)))
+    assert min(np.abs(expected).max(), np.abs(of_short).max()) > 0.1
     for sizes in ({}, {"batch_size": 1}, {"max_batch_tokens": 30}, {"batch_size": 2}):
-        matches = encode(scorer_of(backbone, "cedr-drmm", **sizes), [QUERY, "a"], [text, text_of(30)]).matches
+        matches = encode(scorer_of(backbone, "cedr-drmm", **sizes), [QUERY, "a"], [text, text_of(7)]).matches
+        assert matches.values.shape == (2, 2 + 1, 4, 2 * CHUNK + 5)  # 2 layers and the embeddings
         np.testing.assert_allclose(matches.values[0], expected, atol=1e-5)
+        np.testing.assert_allclose(matches.values[1, :, :1, :7], of_short, atol=1e-5)
         assert matches.window[0].tolist() == [0] * CHUNK + [1] * CHUNK + [2] * 5
-        assert matches.window[1].tolist() == [0] * CHUNK + [1] * 10 + [-1] * 15
+        assert matches.window[1].tolist() == [0] * 7 + [-1] * (2 * CHUNK - 2)
     # The query's own states in the later chunks are others.
     second = cosines(*states_of(backbone, QUERY, chunks[1]))
     assert np.abs(second - expected[:, :, CHUNK : 2 * CHUNK]).max() > 1e-3
@@ -177,7 +163,7 @@ def model1(head, x, cls):
 FORMULAS = {"cedr-knrm": knrm, "cedr-pacrr": pacrr, "cedr-drmm": drmm, "model1": model1}
 
 
-@pytest.mark.parametrize("name", TOKEN_HEADS)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_scores_of_token_heads_equal_their_formulas(name):
     batch = encoded() if name == "model1" else cosines_from(encoded())
     torch.manual_seed(0)
@@ -246,17 +232,10 @@ def test_term_scores_add_up_to_the_score(backbone, name):
         assert sum(value for _, value in explanation.term_scores) == pytest.approx(score - other, rel=1e-4, abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def plain(cross_encoder):
-    """A trained AvgP."""
-    qrels = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
-    recipe = ld.TrainingArgs(epochs=3, learning_rates={"": 1e-2})
-    return make("AvgP", cross_encoder, training=recipe).fit(tiny.results(), qrels)
-
-
-def test_knrm_starts_as_the_plain_ranker(cross_encoder, results, plain):
-    scores = plain(results)["score"].to_numpy()
-    np.testing.assert_allclose(make("CEDR-knrm", cross_encoder).start_from(plain)(results)["score"], scores, atol=1e-5)
-    untrained = make("AvgP", cross_encoder)(results)["score"].to_numpy()
-    assert np.abs(scores - untrained).max() > 0.01
-    np.testing.assert_allclose(make("CEDR-knrm", cross_encoder)(results)["score"], untrained, atol=1e-5)
+def test_knrm_starts_as_the_plain_ranker(cross_encoder, results, tmp_path):
+    for other in (cross_encoder, tiny.checkpoint(tmp_path, seed=1)):
+        plain = make("AvgP", other)
+        started = make("CEDR-knrm", cross_encoder).start_from(plain)
+        np.testing.assert_allclose(started(results)["score"], plain(results)["score"], atol=1e-5)
+    plain, knrm = make("AvgP", cross_encoder), make("CEDR-knrm", cross_encoder)
+    np.testing.assert_allclose(knrm(results)["score"], plain(results)["score"], atol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +13,13 @@ from hypothesis import strategies as st
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.coverage import Coverage
-from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.inputs import Settings
 from pyterrier_longdoc.modelling.windows import SlidingWindows
 
 from ..support import tiny
+from ..support.scorers import Passes
 from ..support.systems import QUIET, make, scores
 from .test_model import CLOSE, QUERIES, TEXTS
 from .test_model import make as make_scorer
@@ -85,62 +84,24 @@ def test_equal_windows_are_encoded_once(encoder, backbone):
     assert coverage.tokens_encoded - once == sum(3 + 2 + size for size in (3, 9, 3, 5))
 
 
-@pytest.fixture
-def cells(monkeypatch) -> list[int]:
-    """The tokens, padding included, of each batch that is laid out."""
-    counts = []
-    collate = encoder_module.collate
-
-    def spy(*args):
-        batch = collate(*args)
-        counts.append(batch.input_ids.numel())
-        return batch
-
-    monkeypatch.setattr(encoder_module, "collate", spy)
-    return counts
-
-
 @pytest.mark.parametrize(
     ("name", "size", "stride"), [("MaxP", 150, 100), ("BiEncoder-max", None, None), ("MaxSim", None, None)]
 )
-def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride, cells, monkeypatch):
+def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride):
     words = tiny.WORDS
     model = make(name, windows=ld.SentenceWindows(max_sentences=1), window_size=size, stride=stride)
     short = " ".join(f"{words[i % 47]} {words[i // 47]}." for i in range(90))
     text = short + " " + " ".join(words[:40]) + ". " + short.replace(".", " cat.")
     frame = tiny.frame(["old dog"], [text, "a cat."])
     expected = scores(model, frame)
-    cells.clear()
     forget_embeddings()
     model.max_batch_tokens = 500
+    passes = Passes(model.model)
     np.testing.assert_allclose(scores(model, frame), expected, rtol=1e-5)
     assert model.coverage.windows > 180
-    assert sum(cells) > 1000
-    assert max(cells) <= 500
-
-
-def test_memory_use_is_proportional_to_the_tokens(backbone, monkeypatch):
-    """Peak of numpy and Python objects for one long document beside short ones, all of them cut into sentences."""
-
-    encoder, query = WindowEncoder(backbone).eval(), np.array([5], dtype=np.int32)
-    encoder.use(READING, "cls")
-    encoder.runtime = lambda backbone, inputs: torch.zeros(len(inputs["input_ids"]), 1, 32)
-
-    def peak(sentences: int) -> int:
-        windows = [np.arange(i % 97, i % 97 + 9, dtype=np.int32) * 31 % 1000 + i // 97 for i in range(sentences)]
-        windows.append(np.arange(110, dtype=np.int32))
-        tracemalloc.start()
-        try:
-            with torch.inference_mode():
-                encoder.vectors([encoder.reader.assemble(query, window) for window in windows])
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    small, large = peak(375), peak(3000)  # 8 times as many, so that dicts are equally full
-    # Padded to the longest, 3,000 windows of 114 tokens take 17 bytes a token, 5.8 MB.
-    assert large < 3000 * 114 * 17 / 2
-    assert large < 10 * small
+    tokens = [windows * length for windows, length in passes.shapes]
+    assert sum(tokens) > 1000
+    assert max(tokens) <= 500
 
 
 @pytest.mark.parametrize(("labels", "batch_size"), [(None, 1), (1, 64)], ids=["encoder", "cross-encoder"])

@@ -3,9 +3,7 @@
 Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
 """
 
-import json
 import math
-import warnings
 from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
@@ -22,7 +20,7 @@ from pyterrier_longdoc.modelling.inputs import Encoded, Matches, QueryStates
 
 from ..support import tiny, tiny_long
 from ..support.arithmetic import array, bert, linear, softmax
-from ..support.systems import QRELS, QUIET
+from ..support.systems import QRELS, QUIET, told_of
 
 pytestmark = QUIET
 
@@ -248,26 +246,22 @@ def test_scores_of_heads_equal_their_formulas(name, options):
 
 
 def test_the_soft_maximum_lies_between_mean_and_maximum():
-    batch, heads = encoded((6, 1, 3, 2)), {t: make("softmaxp", temperature=t) for t in (1e-3, 1.0, 1e4)}
-    for head in heads.values():
-        head.load_state_dict(make("maxp").state_dict())
-    low, middle, high = (heads[t](batch) for t in (1e4, 1.0, 1e-3))
-    torch.testing.assert_close(high, make("maxp")(batch), atol=0.01, rtol=0)
-    torch.testing.assert_close(low, make("avgp")(batch), atol=0.01, rtol=0)
-    assert ((low - 1e-4 <= middle) & (middle <= high + 1e-4)).all()
-    twice = only(batch, 0, [0, 1, 2, 0, 1, 2])
-    torch.testing.assert_close(heads[1.0](twice), heads[1.0](only(batch, 0, [0, 1, 2])), **CLOSE)  # a sum would grow
-    for temperature in (0, math.inf):
-        with pytest.raises(ValueError, match=f"temperature={temperature}"):
-            ld.SoftMaxP(temperature=temperature)
+    batch, low, high = encoded((6, 1, 3, 2)), make("avgp"), make("maxp")
+    middle = make("softmaxp", temperature=1.0)(batch)  # with the same weights, by the same seed
+    assert ((low(batch) - 1e-4 <= middle) & (middle <= high(batch) + 1e-4)).all()
+    torch.testing.assert_close(make("softmaxp", temperature=1e-3)(batch), high(batch), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0, math.inf])
+def test_a_temperature_that_gives_no_soft_maximum_is_refused(temperature):
+    with pytest.raises(ValueError, match=f"temperature={temperature}"):
+        ld.SoftMaxP(temperature=temperature)
 
 
 @pytest.mark.parametrize("temperature", [1e5, 1e8])
 def test_the_soft_maximum_of_a_large_temperature_is_the_mean(temperature):
     head, batch = make("softmaxp", temperature=temperature), encoded((6, 1, 3, 2))
-    mean = make("avgp")
-    mean.load_state_dict(head.state_dict())
-    torch.testing.assert_close(head(batch), mean(batch), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(head(batch), make("avgp")(batch), atol=1e-4, rtol=1e-4)
     head(batch).sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
 
@@ -480,45 +474,38 @@ class Gated(ld.CrossEncoder):
         return ld.Truncate(20)
 
 
-def gated(head, backbone, **options):
+def gated(head, **options):
     """A model with one of the heads above, which the package knows until the end of the test."""
     base._REGISTRY[head.__name__] = head
-    return Gated(backbone, head=head.__name__, device="cpu", max_query_len=8, **options)
+    return Gated(tiny.encoder(), head=head.__name__, device="cpu", max_query_len=8, **options)
 
 
 def is_untrained(model):
     """Whether scores come with the warning of random layers."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model(tiny.results())
-    return any(issubclass(each.category, ld.UntrainedWarning) for each in caught)
+    return bool(told_of(ld.UntrainedWarning, lambda: model(tiny.results())))
 
 
-@pytest.mark.parametrize("head", [GatedHead, MoreThanAttentionHead])
-def test_an_additional_weight_of_a_custom_head_is_untrained_on_a_cross_encoder(head):
-    assert is_untrained(gated(head, tiny.encoder()))
+HEADS = {GatedHead: True, MoreThanAttentionHead: True, NeutralHead: False, OtherForwardHead: False}
+"""Heads, and whether they have a weight that neither the checkpoint nor `warm_start` sets."""
 
 
-@pytest.mark.parametrize("head", [GatedHead, MoreThanAttentionHead])
-def test_an_additional_weight_of_a_custom_head_is_untrained_after_start_from(head):
-    assert is_untrained(gated(head, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)))
-
-
-@pytest.mark.parametrize("head", [NeutralHead, OtherForwardHead])
-def test_a_custom_head_that_sets_all_weights_in_warm_start_causes_no_warning(head):
-    model = gated(head, tiny.encoder())
-    assert not is_untrained(model)
-    assert not is_untrained(gated(head, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)))
+@pytest.mark.parametrize("started", [False, True], ids=["of a cross-encoder", "after start_from"])
+@pytest.mark.parametrize(("head", "untrained"), HEADS.items())
+def test_an_additional_weight_of_a_custom_head_is_untrained_unless_warm_start_sets_it(head, untrained, started):
+    model = gated(head)
+    if started:
+        model.start_from(ld.FirstP(tiny.encoder(), window_size=20))
+    assert is_untrained(model) == untrained
 
 
 def test_a_neutral_head_starts_with_the_scores_of_the_model_it_starts_from(tmp_path):
     trained = ld.FirstP(tiny.checkpoint(tmp_path, seed=5), window_size=20, max_query_len=8, device="cpu")
-    model = gated(NeutralHead, tiny.encoder()).start_from(trained)
+    model = gated(NeutralHead).start_from(trained)
     np.testing.assert_allclose(model(tiny.results())["score"], trained(tiny.results())["score"], rtol=1e-5)
 
 
 def test_the_last_layer_of_a_head_with_more_weights_is_taken_over():
-    other = gated(NeutralHead, tiny.encoder())
+    other = gated(NeutralHead)
     with torch.no_grad():
         other.model.head.final.weight.mul_(3.0)
     model = ld.FirstP(tiny.encoder(), device="cpu").start_from(other)
@@ -526,11 +513,10 @@ def test_the_last_layer_of_a_head_with_more_weights_is_taken_over():
 
 
 def test_a_saved_model_with_an_untrained_weight_is_untrained_when_loaded(tmp_path):
-    gated(GatedHead, tiny.encoder()).start_from(ld.FirstP(tiny.encoder(), window_size=20)).save(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["head"]["ready"] is False
+    gated(GatedHead).start_from(ld.FirstP(tiny.encoder(), window_size=20)).save(tmp_path)
     assert is_untrained(Gated.load(tmp_path, device="cpu"))
 
 
 def test_training_makes_the_additional_weights_of_a_custom_head_trained():
-    model = gated(GatedHead, tiny.encoder(), training=ld.TrainingArgs(max_steps=1, queries_per_step=1))
+    model = gated(GatedHead, training=ld.TrainingArgs(max_steps=1, queries_per_step=1))
     assert not is_untrained(model.fit(tiny.results(), QRELS))

@@ -1,9 +1,6 @@
-"""LateIR and MaxSim: what is encoded apart stays apart, is remembered rightly, and meets as described."""
+"""Encoders of queries and windows apart: the formula of LateIR, and what all of them cache."""
 
 from __future__ import annotations
-
-import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -12,15 +9,19 @@ from transformers import AutoModel, AutoTokenizer
 
 from pyterrier_longdoc.common.caches import forget_embeddings
 
+from ..support import tiny
 from ..support.arithmetic import array, bert, linear
-from ..support.systems import QUIET, make, scores
+from ..support.scorers import Passes
+from ..support.systems import QUIET, make
 from ..support.tiny import LONG
 
 pytestmark = QUIET
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 PAIR = ["old dog"], [LONG]
-BOTH = pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
+PAIRS = ["old dog", "old dog", "snow", "snow", "river"], [LONG, "a short dog", LONG, "a short dog", LONG]
+WINDOWS = 4 + 1
+"""Of both texts."""
 
 
 def windows_of(text: str) -> list[str]:
@@ -55,40 +56,39 @@ def test_scores_of_late_interaction_equal_the_formula(cross_encoder, text):
     assert scorer.score(["old dog"], [text]).scores == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "queries"), [("LateIR", 3), ("MaxSim", 3)])
-def test_windows_are_encoded_once_for_all_queries(name, queries, encoded):
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "BiEncoder-max"])
+def test_queries_and_windows_are_encoded_once(name):
     scorer = make(name).model
-    pairs = list(zip(*[(q, t) for q in ("old dog", "snow", "river") for t in (LONG, "a short dog")], strict=True))
-    expected = scorer.score(*pairs).scores
-    assert sum(encoded) == queries + 4 + 1
-    encoded.clear()
-    np.testing.assert_array_equal(scorer.score(*pairs).scores, expected)
-    assert not encoded
+    passes = Passes(scorer)
+    expected = scorer.score(*PAIRS).scores
+    assert passes.windows == 3 + WINDOWS
+    np.testing.assert_array_equal(scorer.score(*PAIRS).scores, expected)
+    assert passes.windows == 3 + WINDOWS
     scorer.score(["a new query"], [LONG])
-    assert sum(encoded) == bool(queries)
+    assert passes.windows == 3 + WINDOWS + 1
     forget_embeddings()
-    encoded.clear()
-    np.testing.assert_allclose(scorer.score(*pairs).scores, expected, **CLOSE)
-    assert sum(encoded) == queries + 4 + 1
+    np.testing.assert_allclose(scorer.score(*PAIRS).scores, expected, **CLOSE)
+    assert passes.windows == 2 * (3 + WINDOWS) + 1
 
 
-@BOTH
-def test_a_small_memory_gives_the_same_scores(name, encoded):
-    queries, texts = ["old dog", "snow"], [LONG, LONG]
-    expected = make(name).model.score(queries, texts).scores
-    scorer = make(name, cached_bytes=2000).model
-    assert scorer.encoder.cache.max_bytes == 2000
-    np.testing.assert_allclose(scorer.score(queries, texts).scores, expected, **CLOSE)
-    encoded.clear()
-    scorer.score(queries, texts)
-    assert sum(encoded) > 0
-    with pytest.raises(ValueError, match="cached_bytes=0"):
-        make(name, cached_bytes=0)
+@pytest.mark.parametrize(("name", "limit"), [("LateIR", 2000), ("MaxSim", 15_000)])
+def test_a_small_cache_keeps_its_limit_and_the_scores(name, limit):
+    expected = make(name).model.score(*PAIRS).scores
+    scorer = make(name, cached_bytes=limit).model
+    for _ in range(2):
+        np.testing.assert_allclose(scorer.score(*PAIRS).scores, expected, **CLOSE)
+        assert 0 < len(scorer.encoder.cache) < 3 + WINDOWS
+        assert sum(array.nbytes for array in scorer.encoder.cache._vectors.values()) <= limit
 
 
-@BOTH
-@pytest.mark.parametrize("way", ["score", "forward", "all in inference mode"])
-def test_changed_weights_invalidate_cached_vectors(name, way):
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, way) for name in ("LateIR", "MaxSim") for way in ("score", "forward", "all in inference mode")),
+        ("BiEncoder-max", "score"),
+    ],
+)
+def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
     """Even if torch does not count the writes, as for `.data` and for tensors created in inference mode."""
 
     def score(model) -> np.ndarray:
@@ -96,26 +96,17 @@ def test_changed_weights_invalidate_cached_vectors(name, way):
             return np.asarray(model(*PAIR)) if way == "forward" else model.score(*PAIR).scores
 
     with torch.inference_mode(way == "all in inference mode"):
-        scorer = make(name).model
+        scorer = make(name, tiny.checkpoint(tmp_path, labels=None)).model
         before = score(scorer)
         for parameter in scorer.encoder.parameters():
             parameter.data.mul_(1.1)
         after = score(scorer)
-        np.testing.assert_allclose(after, score(copy.deepcopy(scorer)), **CLOSE)
+        forget_embeddings()
+        np.testing.assert_allclose(after, score(scorer), **CLOSE)
     assert not np.isclose(before, after, **CLOSE).any()
 
 
-def test_copies_have_an_empty_cache_and_the_same_scores(results):
-    model = make("LateIR")
-    expected = scores(model, results)
-    # Two queries, the long text's 13 windows, of which two are equal, and two short texts.
-    assert len(model.model.encoder.cache) == 2 + 12 + 1 + 1
-    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert not len(other.model.encoder.cache)
-        np.testing.assert_allclose(scores(other, results), expected, **CLOSE)
-
-
-@BOTH
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
 def test_gradients_reach_every_parameter(name):
     scorer = make(name).model
     queries, texts = ["old dog", "old dog", "snow"], [LONG, "a short dog", LONG]
@@ -124,11 +115,3 @@ def test_gradients_reach_every_parameter(name):
     found.square().sum().backward()
     without = {name for name, p in scorer.named_parameters() if p.grad is None or not p.grad.abs().max() > 0}
     assert without == set()
-
-
-def test_the_padded_layout_gives_the_same_scores_in_any_batch():
-    fixed = make("LateIR", layout="padded").model
-    queries, texts = ["old dog", "snow in the city"], [LONG, "a short dog"]
-    alone = [fixed.score([q], [t]).scores[0] for q, t in zip(queries, texts, strict=True)]
-    np.testing.assert_allclose(fixed.score(queries, texts).scores, alone, **CLOSE)
-    assert not np.isclose(make("LateIR").model.score(queries, texts).scores[1], alone[1], **CLOSE)

@@ -1,43 +1,45 @@
-"""What makes a checkpoint one of sentence-transformers, and tokenizers as such checkpoints have them."""
+"""Checkpoints of sentence-transformers, the library's scores, and tokenizers as such checkpoints have them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from . import tiny
 
-MODULES = "sentence_transformers.models."
+LATE_INTERACTION = Path(__file__).parent / "late_interaction"
+"""Checkpoints for MaxSim, written by `tests/benchmarks/late_interaction_checkpoints.py`."""
 
 
-def describe(folder: Path, **configs: dict) -> Path:
-    """Adds `modules.json` and a folder with the config of each module after the encoder."""
-    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULES}Transformer"}]
-    for i, (kind, config) in enumerate(configs.items(), 1):
-        path = f"{i}_{kind}"
-        modules.append({"idx": i, "name": str(i), "path": path, "type": MODULES + kind})
-        (folder / path).mkdir(exist_ok=True)
-        size = {"word_embedding_dimension": 32} if kind == "Pooling" else {}
-        (folder / path / "config.json").write_text(json.dumps({**size, **config}))
-    (folder / "modules.json").write_text(json.dumps(modules))
-    return folder
+def saved(folder: Path, modules: list[Any], **settings: Any) -> tuple[Any, Path]:
+    """Saves a bi-encoder of these modules, with random weights after the first, and returns it and its folder."""
+    from sentence_transformers import SentenceTransformer
+
+    torch.manual_seed(2)
+    for module in modules[1:]:
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    model = SentenceTransformer(modules=modules, device="cpu", **settings)
+    model.save_pretrained(str(folder / "stored"))
+    return model, folder / "stored"
 
 
-def dense(folder: Path, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of a dense layer, put where `describe` puts the second module."""
-    torch.manual_seed(3)
-    weight, bias = torch.randn(size, 32), torch.randn(size)
-    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
-    return weight, bias
+def stored(folder: Path, *after: Any, pooling: Any = "mean", include_prompt: bool = True, **settings: Any) -> Any:
+    """Saves a bi-encoder of an encoder, pooling and the modules `after` it, and returns it and its folder."""
+    from sentence_transformers.sentence_transformer import modules
+
+    encoder = modules.Transformer(tiny.checkpoint(folder / "base", labels=None))
+    return saved(folder, [encoder, modules.Pooling(32, pooling, include_prompt=include_prompt), *after], **settings)
 
 
-def general(folder: Path, **settings) -> None:
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+def theirs(model: Any, queries: list[str], texts: list[str]) -> np.ndarray:
+    """The library's scores of all pairs, in the order of `tiny.frame`."""
+    return model.similarity(model.encode_query(queries), model.encode_document(texts)).numpy().ravel()
 
 
 def sentence_piece_tokenizer() -> PreTrainedTokenizerFast:

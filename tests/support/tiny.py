@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -115,6 +116,11 @@ def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, se
     model.eval().save_pretrained(folder)
     tok.save_pretrained(folder)
     return str(folder)
+
+
+def change(file: Path, **values) -> None:
+    """Changes values of a JSON file of a checkpoint."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def cased(folder: str) -> str:
