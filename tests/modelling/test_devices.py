@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import devices
 
-from ..support.systems import QUIET, make, scores
+from ..support.systems import QUIET, make, scores, told_of
 
 pytestmark = QUIET
 CPU = torch.device("cpu")
@@ -57,18 +55,16 @@ def test_training_uses_float32_with_dtype_fastest(computed):
     assert set(computed) == {"float32"}
 
 
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
 @pytest.mark.parametrize("flag", ["_is_amx_tile_supported", "_is_avx512_bf16_supported"])
-def test_bfloat16_chosen_by_fastest_causes_a_warning_once(flag, results, monkeypatch):
-    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda name=name: name == flag)
-    for name in ("MaxP", "BiEncoder-max"):
-        fastest = make(name, dtype="fastest")
-        with pytest.warns(ld.PrecisionWarning, match="dtype='float32'"):
-            fastest(results)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ld.PrecisionWarning)
-            for model in (fastest, make(name), make(name, dtype="bfloat16")):
-                model(results)
+def test_bfloat16_chosen_by_fastest_causes_a_warning_once(name, flag, results, monkeypatch):
+    for function in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, function, lambda function=function: function == flag)
+    model = make(name, dtype="fastest")
+    [message] = told_of(ld.PrecisionWarning, lambda: (model(results), model(results)))
+    assert "dtype='float32'" in message
+    for dtype in (None, "bfloat16"):
+        assert not told_of(ld.PrecisionWarning, lambda dtype=dtype: make(name, dtype=dtype)(results))
 
 
 def test_the_precision_depends_on_device_and_dtype(monkeypatch):

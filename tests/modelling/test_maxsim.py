@@ -6,7 +6,6 @@ import json
 import shutil
 import sqlite3
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,10 +162,8 @@ def test_a_plain_encoder_gets_a_random_projection_by_seed(cross_encoder, plain_e
 def test_any_text_has_a_score(folder):
     texts = ["", " ", "...", "!?", "\U0001f40d naïve 中文 \u202e", "a" * 400, "\n\n"]
     rows = frame(["", "...", "dog"], texts)
-    before = rows.copy()
     found = ld.MaxSim(folder, explain=True)(rows)
     assert np.isfinite(found["score"]).all()
-    assert rows.equals(before)
     for row in found.itertuples():
         assert all(0 <= start <= end <= len(row.text) for _, start, end, _ in row.term_places)
 
@@ -419,18 +416,6 @@ def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path):
     passes = Passes(loaded.model)
     np.testing.assert_array_equal(scores(loaded, rows), rounded)
     assert passes.windows == len(QUERIES)  # all windows are in the file
-
-
-def test_lora_trains_attention_and_projection_of_a_checkpoint(results):
-    pytest.importorskip("peft")
-    model = ld.MaxSim(PLAIN, window_size=20, training=replace(STEPS, lora=ld.Lora(rank=2)))
-    before = {name: value.clone() for name, value in model.model.state_dict().items()}
-    model.fit(results, QRELS)
-    after = model.model.state_dict()
-    assert list(after) == list(before)
-    changed = {name for name in after if not torch.equal(after[name], before[name])}
-    assert any("representation" in name for name in changed)
-    assert any("attention" in name for name in changed)
 
 
 def test_validation_does_not_write_to_the_vector_cache(plain_encoder, results, tmp_path):
