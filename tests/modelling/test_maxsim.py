@@ -21,7 +21,7 @@ from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 from ..support import tiny
 from ..support.scorers import Passes
 from ..support.sentence_transformers import LATE_INTERACTION, theirs
-from ..support.systems import QRELS, QUIET, scores, slow_but
+from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
 from ..support.threads import Interleaved
 from ..support.tiny import LONG, change, frame
 
@@ -406,8 +406,7 @@ def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path):
     expected = scores(model, rows)
     model.vector_cache = tmp_path / "vectors"
     rounded = scores(model, rows)
-    model.save(tmp_path / "model")
-    loaded = ld.MaxSim.load(tmp_path / "model")
+    loaded = reloaded(model, tmp_path / "model")
     assert loaded.model.ready
     assert loaded.model.reader.describe() == model.model.reader.describe()
     np.testing.assert_allclose(scores(loaded, rows), expected, **CLOSE)
@@ -438,23 +437,7 @@ def test_start_from_another_kind_of_model_takes_over_the_encoder_only(plain_enco
     assert not ld.MaxSim(plain_encoder).start_from(ld.BiEncoder(plain_encoder, **sizes)).model.ready
 
 
-# As a selector.
-
-
-def test_maxsim_windows_selects_the_windows_with_the_best_scores(cross_encoder):
-    selecting = ld.MaxSim(PLAIN)
-    windows = {"window_size": 10, "stride": 10, "explain": True}
-    chosen = ld.MaxP(cross_encoder, preselect=ld.MaxSimWindows(2, selecting), **windows)
-    whole = ld.MaxP(cross_encoder, **windows)(ROWS)
-    found = chosen(ROWS)
-    for row, all_spans in zip(found.itertuples(), whole["window_spans"], strict=True):
-        texts = [row.text[a:b] for a, b in all_spans]
-        by_window = scores(selecting, frame([row.query], texts))
-        best = sorted(np.argsort(-by_window, kind="stable")[:2])
-        assert row.window_spans == [all_spans[i] for i in best]
-    passes = Passes(selecting.model)
-    chosen(frame(["river"], [LONG]))
-    assert passes.windows == 1  # the query
+# With other parts of the package.
 
 
 def test_maxsim_windows_refuses_other_models(cross_encoder):
