@@ -19,14 +19,7 @@ from pyterrier_longdoc.modelling.tokens import tokenize
 from ..support import tiny, tiny_long
 from ..support.arithmetic import cosine, embedding
 from ..support.scorers import Passes
-from ..support.sentence_transformers import (
-    LATE_INTERACTION,
-    framed,
-    saved,
-    sentence_piece_tokenizer,
-    stored,
-    theirs,
-)
+from ..support.sentence_transformers import LATE_INTERACTION, framed, saved, sentence_piece_tokenizer, stored, theirs
 from ..support.systems import QUIET, scores
 from ..support.tiny import LONG, frame
 from ..support.tiny_long import byte_tokenizer

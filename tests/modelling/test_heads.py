@@ -4,7 +4,7 @@ Tests over `ALL` hold for any head. The sets below name the heads that are meant
 """
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from pyterrier_longdoc.modelling.inputs import Encoded, Matches, QueryStates
 
 from ..support import tiny, tiny_long
 from ..support.arithmetic import array, bert, linear, softmax
-from ..support.systems import QRELS, QUIET, told_of
+from ..support.systems import QRELS, QUIET, reloaded, told_of
 
 pytestmark = QUIET
 
@@ -460,24 +460,11 @@ class OtherForwardHead(registered_heads()["parade-attn"]):
         return super().forward(encoded) * 2
 
 
-@dataclass(eq=False, repr=False)
-class Gated(ld.CrossEncoder):
-    """Any of these heads over one window."""
-
-    _: KW_ONLY
-    head: str = ld.argument("", role="head")
-
-    def head_spec(self):
-        return self.head, {}
-
-    def default_windows(self):
-        return ld.Truncate(20)
-
-
-def gated(head, **options):
-    """A model with one of the heads above, which the package knows until the end of the test."""
+def first_window_with(head, **options):
+    """FirstP with one of the heads above, which the package knows until the end of the test."""
     base._REGISTRY[head.__name__] = head
-    return Gated(tiny.encoder(), head=head.__name__, device="cpu", max_query_len=8, **options)
+    own = type("Own", (ld.FirstP,), {"head_name": head.__name__})
+    return own(tiny.encoder(), window_size=20, max_query_len=8, device="cpu", **options)
 
 
 def is_untrained(model):
@@ -492,7 +479,7 @@ HEADS = {GatedHead: True, MoreThanAttentionHead: True, NeutralHead: False, Other
 @pytest.mark.parametrize("started", [False, True], ids=["of a cross-encoder", "after start_from"])
 @pytest.mark.parametrize(("head", "untrained"), HEADS.items())
 def test_an_additional_weight_of_a_custom_head_is_untrained_unless_warm_start_sets_it(head, untrained, started):
-    model = gated(head)
+    model = first_window_with(head)
     if started:
         model.start_from(ld.FirstP(tiny.encoder(), window_size=20))
     assert is_untrained(model) == untrained
@@ -500,12 +487,12 @@ def test_an_additional_weight_of_a_custom_head_is_untrained_unless_warm_start_se
 
 def test_a_neutral_head_starts_with_the_scores_of_the_model_it_starts_from(tmp_path):
     trained = ld.FirstP(tiny.checkpoint(tmp_path, seed=5), window_size=20, max_query_len=8, device="cpu")
-    model = gated(NeutralHead).start_from(trained)
+    model = first_window_with(NeutralHead).start_from(trained)
     np.testing.assert_allclose(model(tiny.results())["score"], trained(tiny.results())["score"], rtol=1e-5)
 
 
 def test_the_last_layer_of_a_head_with_more_weights_is_taken_over():
-    other = gated(NeutralHead)
+    other = first_window_with(NeutralHead)
     with torch.no_grad():
         other.model.head.final.weight.mul_(3.0)
     model = ld.FirstP(tiny.encoder(), device="cpu").start_from(other)
@@ -513,10 +500,10 @@ def test_the_last_layer_of_a_head_with_more_weights_is_taken_over():
 
 
 def test_a_saved_model_with_an_untrained_weight_is_untrained_when_loaded(tmp_path):
-    gated(GatedHead).start_from(ld.FirstP(tiny.encoder(), window_size=20)).save(tmp_path)
-    assert is_untrained(Gated.load(tmp_path, device="cpu"))
+    model = first_window_with(GatedHead).start_from(ld.FirstP(tiny.encoder(), window_size=20))
+    assert is_untrained(reloaded(model, tmp_path))
 
 
 def test_training_makes_the_additional_weights_of_a_custom_head_trained():
-    model = gated(GatedHead, training=ld.TrainingArgs(max_steps=1, queries_per_step=1))
+    model = first_window_with(GatedHead, training=ld.TrainingArgs(max_steps=1, queries_per_step=1))
     assert not is_untrained(model.fit(tiny.results(), QRELS))
