@@ -21,21 +21,17 @@ DOCUMENTS = {
 }
 
 
-def planted(**changes):
+def planted(texts=None, queries=("first", "second"), **changes):
     """A collection without leaks: two splits, one topic and relevant document each, and a document more."""
+    texts = {**DOCUMENTS, **(texts or {})}
     parts = CollectionParts(
-        documents={docno: {"docno": docno, "text": text, "title": docno} for docno, text in DOCUMENTS.items()},
-        topics=pd.DataFrame({"qid": ["q1", "q2"], "query": ["first", "second"]}),
+        documents={docno: {"docno": docno, "text": text, "title": docno} for docno, text in texts.items()},
+        topics=pd.DataFrame({"qid": ["q1", "q2"], "query": queries}),
         qrels=pd.DataFrame({"qid": ["q1", "q2"], "docno": ["d1", "d2"], "label": 1}),
         gold=[("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 11, 24, 2, 4, "far", "")],
         splits={"train": ["q1"], "test": ["q2"]},
     )
     return PositionedCollection("planted", replace(parts, **changes), default="test")
-
-
-def with_texts(**changed):
-    texts = {**DOCUMENTS, **changed}
-    return {"documents": {docno: {"docno": docno, "text": text, "title": docno} for docno, text in texts.items()}}
 
 
 # ---------------------------------------------------------------- texts
@@ -60,12 +56,9 @@ def test_the_text_loader_adds_texts_and_keeps_rows_index_and_columns():
     assert pt.inspect.transformer_outputs(loader, ["docno", "qid"]) == ["docno", "qid", "text", "title"]
 
 
-def test_the_text_loader_names_an_unknown_document():
+def test_unknown_documents_and_fields_are_named():
     with pytest.raises(KeyError, match="'nothing'"):
         planted().text_loader()(pd.DataFrame({"docno": ["d1", "nothing"]}))
-
-
-def test_the_text_loader_names_an_unknown_field():
     with pytest.raises(ValueError, match="'body'"):
         planted().text_loader("body")
 
@@ -86,11 +79,10 @@ def test_a_schematic_of_the_text_loader_does_not_print_the_documents():
     assert "alpha" not in pt.schematic.draw(planted().text_loader())
 
 
-@pytest.mark.parametrize("verbose", [True, False])
-def test_the_corpus_is_sized_and_re_iterable(verbose):
+def test_the_corpus_is_sized_and_re_iterable():
     collection = planted()
-    assert len(collection.get_corpus_iter(verbose=verbose)) == len(collection.corpus) == 3
-    rows = list(collection.get_corpus_iter(verbose=verbose))
+    assert len(collection.get_corpus_iter(verbose=False)) == len(collection.corpus) == 3
+    rows = list(collection.get_corpus_iter())
     assert rows == list(collection.corpus) == list(collection.corpus)
     assert rows[0] == {"docno": "d1", "text": "filler one relevant alpha", "title": "d1"}
 
@@ -180,10 +172,19 @@ def test_random_candidates_have_the_reciprocal_rank_of_chance():
     assert not collection.candidates(depth=100, seed=1)["docno"].equals(run["docno"])
 
 
-@pytest.mark.parametrize(("name", "value"), [("depth", 4), ("pool", "some"), ("pool", "same_length")])
-def test_candidates_refuse_wrong_arguments_by_name(name, value):
-    with pytest.raises(ValueError, match=f"{name}="):
-        planted().candidates(**{name: value})
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"depth": 4}, "depth="),
+        ({"pool": "some"}, "pool="),
+        ({"pool": "same_length"}, "pool="),
+        ({"pool": "judged"}, "'q2'"),
+    ],
+    ids=str,
+)
+def test_candidates_refuse_wrong_arguments_and_queries_without_candidates_by_name(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        planted(qrels=pd.DataFrame({"qid": ["q1"], "docno": ["d1"], "label": [1]})).candidates(**arguments)
 
 
 def test_candidates_of_the_same_length_come_from_the_group_of_the_relevant_document():
@@ -192,12 +193,6 @@ def test_candidates_of_the_same_length_come_from_the_group_of_the_relevant_docum
     assert sorted(same["docno"]) == ["d2", "d3"]
     assert collection.candidates("train", pool="same_length")["docno"].tolist() == ["d1"]
     assert sorted(collection.candidates()["docno"]) == ["d1", "d2", "d3"]
-
-
-def test_a_query_without_candidates_is_named():
-    unjudged = planted(groups={"d1": "short"}, qrels=planted().qrels.head(1))
-    with pytest.raises(ValueError, match="'q2'"):
-        unjudged.candidates(pool="same_length")
 
 
 def test_candidates_leave_out_judged_documents_that_are_not_in_the_collection():
@@ -210,34 +205,33 @@ def test_candidates_leave_out_judged_documents_that_are_not_in_the_collection():
 # ---------------------------------------------------------------- leaks
 
 
-def queries(first, second):
-    return {"topics": pd.DataFrame({"qid": ["q1", "q2"], "query": [first, second]})}
+DUPLICATE = ["duplicate document", "", "", "d3", "d1"]
+SHARED_QUERY = ["shared query", "train", "q1", "", "test"]
+MOVED = [("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 10, 25, 2, 4, "far", "")]
 
 
-def test_no_leaks_are_found_in_a_collection_without_leaks():
-    assert find_leaks(planted()).empty
-
-
-@pytest.mark.parametrize("texts", [("The same", "the  SAME"), ("\ufb01rst café", "first cafe\u0301")])
-def test_a_query_in_two_splits_is_a_leak_in_any_case_spacing_and_unicode_form(texts):
-    assert find_leaks(planted(**queries(*texts)))["kind"].tolist() == ["shared query"]
-
-
-def test_a_split_can_contain_another_split_without_a_leak():
-    splits = {"dev": ["q1", "q2"], "sample": ["q1"]}
-    assert find_leaks(planted(**queries("same", "same"), splits=splits)).empty
-
-
-def test_a_relevant_passage_in_two_splits_is_a_leak():
-    moved = [("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 10, 25, 2, 4, "far", "")]
-    leaks = find_leaks(planted(**with_texts(d2="another b RELEVANT  alpha"), gold=moved))
-    assert leaks.values.tolist() == [["shared passage", "train", "q1", "d1", "test"]]
-
-
-@pytest.mark.parametrize("copy", ["Filler one\nrelevant alpha", "f\u00adiller o\u0301ne\u200b relevant alpha"])
-def test_a_duplicate_document_is_a_leak(copy):
-    leaks = find_leaks(planted(**with_texts(d3=copy)))
-    assert leaks.values.tolist() == [["duplicate document", "", "", "d3", "d1"]]
+@pytest.mark.parametrize(
+    ("changes", "leaks"),
+    [
+        pytest.param({}, [], id="no leak"),
+        pytest.param({"queries": ("The same", "the  SAME")}, [SHARED_QUERY], id="query in another case and spacing"),
+        pytest.param({"queries": ("\ufb01rst café", "first cafe\u0301")}, [SHARED_QUERY], id="query in another form"),
+        pytest.param(
+            {"queries": ("same", "same"), "splits": {"dev": ["q1", "q2"], "sample": ["q1"]}}, [], id="split in a split"
+        ),
+        pytest.param(
+            {"texts": {"d2": "another b RELEVANT  alpha"}, "gold": MOVED},
+            [["shared passage", "train", "q1", "d1", "test"]],
+            id="relevant passage",
+        ),
+        pytest.param({"texts": {"d3": "Filler one\nrelevant alpha"}}, [DUPLICATE], id="document"),
+        pytest.param(
+            {"texts": {"d3": "f\u00adiller o\u0301ne\u200b relevant alpha"}}, [DUPLICATE], id="document in another form"
+        ),
+    ],
+)
+def test_leaks_are_duplicates_and_what_two_splits_share(changes, leaks):
+    assert find_leaks(planted(**changes)).values.tolist() == leaks
 
 
 def test_far_relevant_does_not_use_a_copy_of_a_relevant_passage_as_filler():

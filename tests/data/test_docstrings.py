@@ -9,21 +9,12 @@ from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.data.docstrings import DocstringsDataset, collect, split_of, split_summary
 
+from ..support.sources import write_modules
+
 
 def words(seed, n=60):
     """A text of n words that differs from that of any other seed."""
     return " ".join(f"{seed}{i}" for i in range(n))
-
-
-def write_module(folder, name, **functions):
-    """A module with one function for each docstring."""
-    folder.mkdir(parents=True, exist_ok=True)
-    body = [f'def {function}():\n    """{text}"""\n' for function, text in functions.items()]
-    (folder / f"{name}.py").write_text("\n".join(body), encoding="utf-8")
-
-
-def topics_of(entries):
-    return {entry.docno: entry.query for entry in entries if entry.query}
 
 
 # ---------------------------------------------------------------- reading one
@@ -68,14 +59,14 @@ def test_docstrings_of_modules_classes_and_functions_are_named_by_their_path(tmp
         "pkg.sub.mod.g#2": "Summary of the f object",
     }
     entries = collect({"pkg": tmp_path})
-    assert topics_of(entries) == expected
+    assert {entry.docno: entry.query for entry in entries} == expected
     assert [entry.docno for entry in entries] == sorted(expected)
     assert entries[0].text == words("a")
     assert entries[0].tokens == 60
 
 
 def test_modules_are_not_imported_and_broken_ones_are_skipped(tmp_path):
-    write_module(tmp_path, "good", f=f"A function that is fine.\n\n{words('w')}")
+    write_modules(tmp_path, good=f"A function that is fine.\n\n{words('w')}")
     text = f'"""A module that leaves at once.\n\n{words("x")}\n"""\nraise SystemExit("imported")\n'
     (tmp_path / "exits.py").write_text(text)
     (tmp_path / "broken.py").write_text(f'"""A broken module of Python.\n\n{words("y")}\n"""\ndef :\n')
@@ -87,59 +78,59 @@ def test_modules_are_not_imported_and_broken_ones_are_skipped(tmp_path):
 
 def test_tests_and_vendored_packages_are_left_out(tmp_path):
     for number, folder in enumerate(("tests", "test", "_vendor", "externals", "site-packages", "kept")):
-        write_module(tmp_path / folder, "mod", f=f"A summary of number {folder}.\n\n{words(f'w{number}x')}")
-    write_module(tmp_path, "test_it", f=f"A summary in a test file.\n\n{words('t')}")
+        write_modules(tmp_path / folder, mod=f"A summary of number {folder}.\n\n{words(f'w{number}x')}")
+    write_modules(tmp_path, test_it=f"A summary in a test file.\n\n{words('t')}")
     assert [entry.docno for entry in collect({"pkg": tmp_path})] == ["pkg.kept.mod.f"]
+
+
+FIT = "Fit the model to data."
 
 
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        (  # a document needs fifty words
+        pytest.param(
             {
-                "a": f"Another summary with enough words.\n\n{words('b', 49)}",
-                "b": f"It has words enough.\n\n{words('a', 50)}",
+                "a": ("Another summary with enough words.", words("b", 49)),
+                "b": ("It has words enough.", words("a", 50)),
             },
             {"b": "It has words enough"},
+            id="a document needs fifty words",
         ),
-        (  # a sentence that stands in its document is no topic
-            {"a": f"Compute the ``Big`` values\n    of it.\n\n{words('w')} compute the big\n    VALUES of it"},
+        pytest.param(
+            {"a": ("Compute the ``Big`` values\n    of it.", f"{words('w')} compute the big\n    VALUES of it")},
             {"a": ""},
+            id="a sentence that occurs in its document is no topic",
         ),
-        (  # nor is one for two texts, whatever its case and spacing
+        pytest.param(
             {
-                "a": f"Fit the model to data.\n\n{words('a')}",
-                "b": f"fit  the\n    Model to data\n\n{words('b')}",
-                "c": f"Fit the model to text.\n\n{words('c')}",
+                "a": (FIT, words("a")),
+                "b": ("fit  the\n    Model to data", words("b")),
+                "c": (FIT[:-5] + "text.", words("c")),
             },
             {"a": "", "b": "", "c": "Fit the model to text"},
+            id="a sentence of two texts is no topic in any case and spacing",
         ),
-        (  # of equal texts the first is taken
-            {
-                "b": f"Fit the model to data.\n\n{words('w')}",
-                "a": f"Fit the model to data.\n\n{words('w')}",
-            },
-            {"a": "Fit the model to data"},
+        pytest.param(
+            {"b": (FIT, words("w")), "a": (FIT, words("w"))}, {"a": FIT[:-1]}, id="the first of equal texts is kept"
         ),
-        (  # a sentence is ambiguous through a copy that is left out
-            {
-                "a": f"The first sentence of one.\n\n{words('w')}",
-                "b": f"The sentence of two others.\n\n{words('w')}",
-                "c": f"The sentence of two others.\n\n{words('v')}",
-            },
+        pytest.param(
+            {"a": ("The first sentence of one.", words("w")), "b": (FIT, words("w")), "c": (FIT, words("v"))},
             {"a": "The first sentence of one", "c": ""},
+            id="a sentence is ambiguous through a copy that is left out",
         ),
-        (  # text can always be encoded
-            {"a": rf"Handle surrogates in a text \ud800.\n\n{words('w')} \udfff"},
+        pytest.param(
+            {"a": (r"Handle surrogates in a text \ud800.", rf"{words('w')} \udfff")},
             {"a": "Handle surrogates in a text ?"},
+            id="text can always be encoded",
         ),
     ],
 )
 def test_rules_decide_which_docstrings_become_documents_and_topics(tmp_path, texts, expected):
-    write_module(tmp_path, "mod", **texts)
+    write_modules(tmp_path, **{name: "\n\n".join(parts) for name, parts in texts.items()})
     entries = collect({"pkg": tmp_path})
     assert {entry.docno: entry.query for entry in entries} == {
-        f"pkg.mod.{name}": query for name, query in expected.items()
+        f"pkg.{name}.f": query for name, query in expected.items()
     }
     assert all(entry.text.encode() for entry in entries)
 
@@ -158,7 +149,7 @@ def test_rules_decide_which_docstrings_become_documents_and_topics(tmp_path, tex
     ],
 )
 def test_a_docstring_without_a_summary_is_a_document_without_a_topic(tmp_path, summary):
-    write_module(tmp_path / "json", "decoder", f=f"{summary}\n\n{words('w')}")
+    write_modules(tmp_path / "json", decoder=f"{summary}\n\n{words('w')}")
     [entry] = collect({docstrings.STDLIB: tmp_path})  # whose modules have no prefix
     assert (entry.docno, entry.query, entry.text) == ("json.decoder.f", "", words("w"))
 
@@ -169,15 +160,8 @@ def test_a_docstring_without_a_summary_is_a_document_without_a_topic(tmp_path, s
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """200 documents, every fourth of them long."""
-    folder = tmp_path_factory.mktemp("pkg")
-    for n in range(20):
-        length = 600 if n % 4 == 0 else 60
-        write_module(
-            folder,
-            f"m{n}",
-            **{f"f{i}": f"Function {n} of module {i} here.\n\n{words(f'w{n}x{i}y', length)}" for i in range(10)},
-        )
-    return DocstringsDataset({"pkg": folder})
+    modules = {f"m{n}": f"Function of module {n} here.\n\n{words(f'w{n}y', 60 if n % 4 else 600)}" for n in range(200)}
+    return DocstringsDataset({"pkg": write_modules(tmp_path_factory.mktemp("pkg"), **modules)})
 
 
 def test_splits_partition_the_topics(small):
@@ -215,8 +199,8 @@ def test_each_topic_has_its_document_as_relevant(small):
     topics, qrels = small.get_topicsqrels("train")
     assert topics["qid"].tolist() == qrels["qid"].tolist()
     assert topics["qid"].is_unique
-    number, function = qrels["docno"][0].removeprefix("pkg.m").split(".f")
-    assert topics["query"][0] == f"Function {number} of module {function} here"
+    number = qrels["docno"][0].removeprefix("pkg.m").removesuffix(".f")
+    assert topics["query"][0] == f"Function of module {number} here"
     assert small.documents[qrels["docno"][0]]["title"] == qrels["docno"][0]
     assert set(qrels["label"]) == {1}
 
@@ -233,9 +217,9 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def installed(home, tmp_path, monkeypatch):
     """A package that is all that is installed."""
-    write_module(tmp_path / "pkg", "mod", f=f"A summary with enough words.\n\n{words('é')}")
-    monkeypatch.setattr(docstrings, "installed_packages", lambda: {"pkg": tmp_path / "pkg"})
-    return tmp_path / "pkg"
+    folder = write_modules(tmp_path / "pkg", mod=f"A summary with enough words.\n\n{words('é')}")
+    monkeypatch.setattr(docstrings, "installed_packages", lambda: {"pkg": folder})
+    return folder
 
 
 def test_the_default_collection_is_built_once_for_each_set_of_versions(home, installed, monkeypatch):
@@ -251,18 +235,12 @@ def test_the_default_collection_is_built_once_for_each_set_of_versions(home, ins
     assert len(list((home / "longdoc").iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "foreign", "empty"])
-def test_a_damaged_file_is_built_again(home, installed, damage, caplog):
+@pytest.mark.parametrize("content", [None, b"not gzip", gzip.compress(b'{"v": 0}\n{"n": 3}\n'), b""])
+def test_a_damaged_file_is_built_again(home, installed, content, caplog):
     first = DocstringsDataset().entries
     [file] = (home / "longdoc").iterdir()
     whole = file.read_bytes()
-    content = {
-        "cut": whole[:-12],
-        "text": b"not gzip",
-        "foreign": gzip.compress(b'{"v": 0}\n{"n": 3}\n'),
-        "empty": b"",
-    }
-    file.write_bytes(content[damage])
+    file.write_bytes(whole[:-12] if content is None else content)
     assert DocstringsDataset().entries == first
     assert "damaged" in caplog.text
     assert file.read_bytes() == whole

@@ -131,9 +131,11 @@ def test_gold_positions_are_right_where_lengths_do_not_add_up(count, position):
 # ---------------------------------------------------------------- topics, qrels, splits
 
 
+SHARED = pd.DataFrame({"qid": ["q0", "q1", "q1"], "docno": ["p0", "p0", "p1"], "label": [1, 2, 1]})
+
+
 def test_a_document_is_relevant_for_every_topic_of_its_passage():
-    shared = pd.DataFrame({"qid": ["q0", "q1", "q1"], "docno": ["p0", "p0", "p1"], "label": [1, 2, 1]})
-    collection = build(topics=topics(2), qrels=shared)
+    collection = build(topics=topics(2), qrels=SHARED)
     found = sorted(map(tuple, collection.qrels[["qid", "docno"]].values))
     assert found == [
         ("q0", "q0_p0"), ("q0", "q1_p0"), ("q1", "q0_p0"), ("q1", "q1_p0"), ("q1", "q1_p1")
@@ -142,8 +144,7 @@ def test_a_document_is_relevant_for_every_topic_of_its_passage():
 
 
 def test_relevant_per_query_prefers_passages_not_shared_with_other_topics():
-    shared = pd.DataFrame({"qid": ["q0", "q1", "q1"], "docno": ["p0", "p0", "p1"], "label": [1, 2, 1]})
-    one = build(topics=topics(2), qrels=shared, relevant_per_query=1)
+    one = build(topics=topics(2), qrels=SHARED, relevant_per_query=1)
     assert sorted(one.documents) == ["q0_p0", "q1_p1"]
 
 
@@ -203,11 +204,7 @@ def test_documents_are_not_held_in_memory():
     ("arguments", "message"),
     [
         ({"position": "middle"}, "position='middle'"),
-        ({"min_offset": -1}, "min_offset=-1"),
         ({"max_doc_len": 20}, "max_doc_len=20.*min_offset=20"),
-        ({"within": 0}, "within=0"),
-        ({"copies": 0}, "copies=0"),
-        ({"unfit": "drop"}, "unfit='drop'"),
         ({"splits": {"a": 0}}, "splits="),
         ({"splits": dict.fromkeys("abcdefg", 1)}, "f, g empty"),
         ({"passages": passages(5)}, "'p5' of topic 'q2'"),
@@ -215,6 +212,7 @@ def test_documents_are_not_held_in_memory():
         ({"passages": passages(12)}, "cannot be completed"),
         ({"passages": [{"docno": "p0", "text": " \n"}, *passages()[1:]]}, "'p0' of topic 'q0'"),
         ({"max_doc_len": 21}, "unfit"),
+        ({"max_passage": 1, "unfit": "skip"}, "10 of 10"),
     ],
 )
 def test_wrong_arguments_and_passages_are_named(arguments, message):
@@ -236,8 +234,3 @@ def test_unfit_skip_leaves_out_passages_that_do_not_fit():
     collection = build(passages=source, unfit="skip")
     assert set(collection.gold["passage"]) == {f"p{i}" for i in range(3, 10)}
     assert collection.topics["qid"].tolist() == ["q1", "q2", "q3", "q4"]
-
-
-def test_unfit_skip_without_a_fitting_passage_is_refused():
-    with pytest.raises(ValueError, match="10 of 10"):
-        build(max_passage=1, unfit="skip")

@@ -19,11 +19,7 @@ def spool():
 
 
 def test_texts_on_disk_are_read_by_index(spool):
-    assert len(spool) == 50
-    assert [(spool.name(number), spool.text(number)) for number in (49, 0)] == [
-        ("n49", "téxt 49 ?"),
-        ("n0", "téxt 0 ?"),
-    ]
+    assert (len(spool), spool.name(49), spool.text(49), spool.text(0)) == (50, "n49", "téxt 49 ?", "téxt 0 ?")
 
 
 def test_threads_can_read_texts_on_disk(spool):
@@ -61,13 +57,10 @@ def test_the_text_of_a_passage_can_be_several_fields():
 
 
 def test_passages_topics_and_qrels_come_from_a_named_dataset(tmp_path):
-    frames = {"docs.jsonl": pd.DataFrame(passages()).to_json(orient="records", lines=True)}
-    frames["topics.tsv"] = topics().to_csv(sep="\t", header=False, index=False)
-    frames["qrels.txt"] = (
-        qrels().assign(iteration=0)[["qid", "iteration", "docno", "label"]].to_csv(sep=" ", header=False, index=False)
-    )
-    for name, content in frames.items():
-        (tmp_path / name).write_text(content)
+    judged = qrels().assign(iteration=0)[["qid", "iteration", "docno", "label"]]
+    pd.DataFrame(passages()).to_json(tmp_path / "docs.jsonl", orient="records", lines=True)
+    topics().to_csv(tmp_path / "topics.tsv", sep="\t", header=False, index=False)
+    judged.to_csv(tmp_path / "qrels.txt", sep=" ", header=False, index=False)
     assert list(far_relevant(f"longdoc:folder:{tmp_path}", **SMALL).corpus) == list(build().corpus)
 
 

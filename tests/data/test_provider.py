@@ -11,16 +11,17 @@ from pyterrier_longdoc.data.far_relevant import PASSAGE_POSITIONS
 from pyterrier_longdoc.data.needle import LENGTHS
 from pyterrier_longdoc.data.provider import LongDocDatasetProvider, docstrings_needle, docstrings_with, plain_passkey
 
+from ..support.sources import write_modules
+
 
 @pytest.fixture(scope="module")
 def short_docstrings(tmp_path_factory):
-    """A tree of modules with 60 documented functions, a third of them without a topic."""
-    folder = tmp_path_factory.mktemp("package")
+    """60 documented functions, a third of them without a topic."""
+    modules = {}
     for n in range(60):
         words = " ".join(f"w{n}x{i}" for i in range(60 + 5 * n))
-        sentence = f"Function with the number {n} does this." if n % 3 else "Short."
-        (folder / f"m{n}.py").write_text(f'def f():\n    """{sentence}\n\n    {words}\n    """\n', encoding="utf-8")
-    return DocstringsDataset({"pkg": folder})
+        modules[f"m{n}"] = f"{f'Function with the number {n} does this.' if n % 3 else 'Short.'}\n\n{words}"
+    return DocstringsDataset({"pkg": write_modules(tmp_path_factory.mktemp("package"), **modules)})
 
 
 @pytest.mark.parametrize("position", PASSAGE_POSITIONS)
@@ -35,12 +36,9 @@ def test_short_docstrings_of_each_split_become_passages_of_long_documents(positi
     assert find_leaks(collection).empty
 
 
-def test_far_docstrings_begin_after_512_tokens(short_docstrings):
-    assert docstrings_with("far", short_docstrings).gold["first_token"].min() >= 512
-
-
-def test_long_early_docstrings_are_at_the_start_of_their_document(short_docstrings):
-    early = docstrings_with("early", short_docstrings).gold
+def test_far_docstrings_begin_after_512_tokens_and_long_early_ones_at_the_start(short_docstrings):
+    far, early = (docstrings_with(position, short_docstrings).gold for position in ("far", "early"))
+    assert far["first_token"].min() >= 512
     assert (early["first_token"][early["end"] - early["start"] > 2000] == 0).all()
 
 
@@ -52,11 +50,9 @@ def test_passkey_has_a_split_for_each_length(monkeypatch):
 
 
 def test_needle_uses_prose_of_docstrings_as_background(tmp_path, monkeypatch):
-    for n in range(4):
-        prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
-        (tmp_path / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
+    prose = " ".join(f"Sentence {i} is here to be read, as are all the others." for i in range(320))
     parameters = "\n\n".join(f"name{i} : the value of it" for i in range(90))
-    (tmp_path / "listing.py").write_text(f'"""A listing of all parameters.\n\n{parameters}\n"""\n')
+    write_modules(tmp_path, m=f"A module.\n\n{prose}", listing=f"A listing of all parameters.\n\n{parameters}")
     monkeypatch.setattr(provider, "needle", partial(needle, lengths=(256, 512), documents=50))
     made = docstrings_needle(DocstringsDataset({"pkg": tmp_path}))
     assert len(made.documents) == 100

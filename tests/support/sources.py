@@ -22,6 +22,14 @@ sys.modules["openvino"] = None
 _WORDS = "sun moon star sky tree river stone bird fish cat dog house road wind rain snow".split()  # noqa: SIM905
 
 
+def write_modules(folder, **docstrings):
+    """A tree of Python modules with one function `f` each, by the name of the module; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in docstrings.items():
+        (folder / f"{name}.py").write_text(f'def f():\n    """{text}"""\n', encoding="utf-8")
+    return folder
+
+
 def passages(count=80, seed=0):
     rng = random.Random(seed)
     return [
