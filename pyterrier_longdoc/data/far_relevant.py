@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument, validate
+from ..common.arguments import argument, check_arguments, validate
 from ..common.language import Counter, digest, token_counter
 from .collection import CollectionParts, PositionedCollection, between
 from .passages import PassagePool, read_source
+from .rows import qrels_frame
 
 PASSAGE_POSITIONS = ("early", "uniform", "far")
 
@@ -38,11 +39,6 @@ def far_relevant(
     max_doc_len: int = 1431,
     extra_passage: bool = True,
     tokenizer: Any = None,
-    relevant_per_query: int | None = None,
-    copies: int = 1,
-    distractors: int = 0,
-    min_passage: int = 1,
-    max_passage: int | None = None,
     unfit: str = "raise",
     min_label: int = 1,
     splits: Mapping[str, float] | None = None,
@@ -85,14 +81,8 @@ def far_relevant(
         tokenizer: counts the tokens of all lengths, see `token_counter`; "bert-base-uncased" in the paper. If lengths
             of passages do not add up to the length of a document, whole documents are counted, which takes several
             times as long. Offsets are then still exact, and lengths are exact within about one token per passage.
-        relevant_per_query: the maximum number of documents per topic. Their relevant passages are drawn at random,
-            preferably from those not shared with other topics; documents of shared passages are added. None for all.
-        copies: the number of documents per relevant passage, with different filler.
-        distractors: the number of additional documents without a relevant passage, with the same length distribution.
-        min_passage: the minimum length of filler passages in tokens, at least 1.
-        max_passage: the maximum length of filler passages in tokens and, with `unfit="skip"`, of relevant ones.
-        unfit: what to do with relevant passages that are missing from the collection, shorter than `min_passage`,
-            longer than `max_passage`, or too long for `max_doc_len`: "raise" or "skip".
+        unfit: what to do with relevant passages that are missing from the collection, empty, or too long for
+            `max_doc_len`: "raise" or "skip".
         min_label: the smallest label that counts as relevant.
         splits: name -> share of the topics. Topics with a common relevant passage or the same query stay together.
         text_field: one or several fields of the passages, joined by a space.
@@ -106,33 +96,29 @@ def far_relevant(
     Example:
         `far_relevant(pt.get_dataset("irds:msmarco-passage/train"), tokenizer="bert-base-uncased")`
     """
-    recipe = DocumentRecipe(
-        position, min_offset, within, max_doc_len, extra_passage, seed, relevant_per_query, copies, distractors,
-        min_passage, max_passage, unfit, splits,
-    )  # fmt: skip
+    recipe = DocumentRecipe(position, min_offset, within, max_doc_len, extra_passage, seed)
+    check_arguments("str", "far_relevant", choices=("raise", "skip"), unfit=unfit)
     count = token_counter(tokenizer)
     source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
     pool = PassagePool(source, count=count, text_field=text_field, docnos=set(relevant["docno"]))
     relevant = pool.locate(relevant)
     labels = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
     qids_of: dict[Any, list[str]] = labels.groupby("digest", sort=False)["qid"].agg(list).to_dict()
-    selection = _usable_passages(relevant, recipe)
-    if relevant_per_query is not None:
-        selection = _sample(selection, qids_of, relevant_per_query, seed)
-    is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
+    usable = _usable_passages(relevant, max_doc_len - min_offset, unfit)
+    docnos = usable["qid"] + "_" + usable["docno"]
+    if docnos.duplicated().any():
+        duplicate = docnos[docnos.duplicated()].iloc[0]
+        raise ValueError(f"two documents have the docno {duplicate!r} (qid_passage): rename topics or passages")
     # Filler that is relevant for another topic would make a document relevant for it, but unjudged.
     is_relevant = np.isin(pool.digests, list(qids_of))
-    is_filler &= ~is_relevant
-    names = (selection["qid"] + "_" + selection["docno"]).tolist()
-    filler = np.flatnonzero(is_filler).astype(np.int32)
+    filler = np.flatnonzero((pool.tokens > 0) & ~is_relevant).astype(np.int32)
     if not len(filler):
         raise ValueError(
             f"none of {len(pool)} passages can be used as filler: {is_relevant.sum()} are relevant for a topic, the "
-            f"others have fewer than min_passage={min_passage} or more than max_passage={max_passage} tokens. Use "
-            f"fewer topics, by variant= or topics="
+            f"others are empty. Use fewer topics, by variant= or topics="
         )
-    documents = FarDocuments(recipe, pool, qids_of, selection["passage"].to_numpy(), names, filler, count)
-    qrels = documents.qrels()
+    documents = FarDocuments(recipe, pool, qids_of, dict(zip(docnos, usable["passage"], strict=True)), filler, count)
+    qrels = qrels_frame((qid, docno, 1) for docno in documents for qid in documents.qids(docno))
     topics = topics[topics["qid"].isin(qrels["qid"])].reset_index(drop=True)
     if splits is not None:
         groups = qrels.groupby("docno", sort=False)["qid"].agg(list).tolist()
@@ -150,28 +136,17 @@ def far_relevant(
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("boytsov-2025-positional",))
 
 
-def _usable_passages(relevant: pd.DataFrame, recipe: DocumentRecipe) -> pd.DataFrame:
+def _usable_passages(relevant: pd.DataFrame, longest: int, unfit: str) -> pd.DataFrame:
     """Return the relevant passages that fit into documents; of those with the same text, the first."""
-    room = recipe.max_doc_len - recipe.min_offset
-    shortest, longest = recipe.min_passage, min(room, recipe.max_passage or recipe.max_doc_len)
-    unfit = relevant[~relevant["tokens"].between(shortest, longest)]
-    if len(unfit) and (recipe.unfit == "raise" or len(unfit) == len(relevant)):
-        first = unfit.iloc[0]
+    misfits = relevant[~relevant["tokens"].between(1, longest)]
+    if len(misfits) and (unfit == "raise" or len(misfits) == len(relevant)):
+        first = misfits.iloc[0]
         size = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
         raise ValueError(
-            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {size}, not {shortest} to "
-            f"{longest} ({len(unfit)} of {len(relevant)} are unfit); set unfit='skip' to leave such passages out"
+            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {size}, not 1 to {longest} "
+            f"({len(misfits)} of {len(relevant)} are unfit); set unfit='skip' to leave such passages out"
         )
-    return relevant.drop(unfit.index).drop_duplicates(["qid", "digest"])
-
-
-def _sample(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_query: int, seed: int) -> pd.DataFrame:
-    """Draw at most `per_query` passages per topic, preferably those not shared with other topics."""
-    rows: list[int] = []
-    for qid, digests in relevant["digest"].groupby(relevant["qid"], sort=False):
-        order = random.Random(f"{seed}/{qid}").sample(digests.index.tolist(), len(digests))
-        rows.extend(sorted(order, key=lambda row: len(qids_of[digests[row]]))[:per_query])
-    return relevant.loc[rows]
+    return relevant.drop(misfits.index).drop_duplicates(["qid", "digest"])
 
 
 @dataclass(frozen=True)
@@ -184,47 +159,27 @@ class DocumentRecipe:
     max_doc_len: int = argument(1431, above="min_offset")
     extra_passage: bool = True
     seed: int = 0
-    relevant_per_query: int | None = argument(None, at_least=1)
-    copies: int = argument(1, at_least=1)
-    distractors: int = argument(0, at_least=0)
-    min_passage: int = argument(1, at_least=1)
-    max_passage: int | None = argument(None, at_least=1)
-    unfit: str = argument("raise", choices=("raise", "skip"))
-    splits: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         validate(self, "far_relevant")
-        if self.splits is not None and min(self.splits.values(), default=0) <= 0:
-            raise ValueError(f"splits={self.splits!r} must have positive shares")
 
     @property
     def beginning(self) -> int:
         """The number of tokens within which an early passage ends."""
         return self.min_offset if self.within is None else self.within
 
-    def slots(self, offsets: np.ndarray, passage: int) -> tuple[int, int]:
-        """Return the first and last possible place of a passage; `offsets`, `(n + 1,)`, are the tokens before each."""
-        first, last = 0, len(offsets) - 1
-        if self.position == "far":
-            first = int(np.searchsorted(offsets, self.min_offset))
-        elif self.position == "early":
-            last = max(0, int(np.searchsorted(offsets, self.beginning - passage, side="right")) - 1)
-        return first, last
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FarDocuments(Mapping[str, Mapping[str, str]]):
     """The documents of a FarRelevant collection, docno -> `docno, text`, generated when they are read.
 
-    Documents with a relevant passage come first, then the distractors; `i` is the index of a document. Passages are
-    indices into the pool, or digests where passages with the same text count as one.
+    Passages are indices into the pool, or digests where passages with the same text count as one.
     """
 
     recipe: DocumentRecipe
     pool: PassagePool
     qids_of: Mapping[int, list[str]]  # digest -> topics for which the passage is relevant
-    relevant: np.ndarray  # the relevant passage of each document
-    names: list[str]  # the docnos of these documents
+    relevant: Mapping[str, int]  # docno -> relevant passage
     filler: np.ndarray  # possible filler passages
     count: Counter
 
@@ -233,66 +188,40 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
         """Whether a document is as long as its passages together, tested on a sample of pairs."""
         # WordPiece tokens do not include white space, so lengths add up; byte-level tokens include the preceding space.
         rng = random.Random(0)
-        pairs = [(_pick(rng, self.filler), _pick(rng, self.filler)) for _ in range(256)]
+        pairs = [(self._pick(rng), self._pick(rng)) for _ in range(256)]
         lengths = self.count([self._text(pair) for pair in pairs])
         return lengths == [int(self.pool.tokens[list(pair)].sum()) for pair in pairs]
 
     def __len__(self) -> int:
-        return len(self._with_relevant) + self.recipe.distractors
+        return len(self.relevant)
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._docno, range(len(self)))
+        return iter(self.relevant)
 
     def __getitem__(self, docno: str) -> Mapping[str, str]:
-        return self._row(self._index_of[docno])
+        return {"docno": docno, "text": self._text(self._plan(docno)[0])}
+
+    def qids(self, docno: str) -> list[str]:
+        """Return the topics for which a document is relevant."""
+        return self.qids_of[int(self.pool.digests[self.relevant[docno]])]
 
     def pieces(self, docno: str) -> list[str]:
         """Return the docnos of a document's passages in order."""
-        return [self.pool.name(piece) for piece in self._plan(self._index_of[docno])[0]]
-
-    def qrels(self) -> pd.DataFrame:
-        """Return `qid, docno, label`, with all topics for which a document's passage is relevant."""
-        docnos = pd.Series(list(self), dtype=str)
-        if docnos.duplicated().any():
-            duplicate = docnos[docnos.duplicated()].iloc[0]
-            raise ValueError(f"two documents have the docno {duplicate!r} (qid_passage): rename topics or passages")
-        qids = [self._qids(passage) for passage in np.repeat(self.relevant, self.recipe.copies)]
-        rows = pd.DataFrame({"qid": qids, "docno": docnos[: len(qids)], "label": 1}).explode("qid", ignore_index=True)
-        return rows.astype({"qid": str})
+        return [self.pool.name(piece) for piece in self._plan(docno)[0]]
 
     def gold(self) -> Iterator[tuple[Any, ...]]:
         """Generate the rows of `PositionedCollection.gold`."""
-        for i in self._with_relevant:
-            pieces, slot = self._plan(i)
+        for docno, passage in self.relevant.items():
+            pieces, slot = self._plan(docno)
             start = int(self.pool.characters[pieces[:slot]].sum()) + slot  # with a space between passages
-            end = start + int(self.pool.characters[pieces[slot]])
+            end = start + int(self.pool.characters[passage])
             places = (start, end, self._length(pieces[:slot]), self._length(pieces))
-            for qid in self._qids(pieces[slot]):
-                yield (qid, self._docno(i), *places, self.recipe.position, self.pool.name(pieces[slot]))
+            for qid in self.qids(docno):
+                yield (qid, docno, *places, self.recipe.position, self.pool.name(passage))
 
     def lengths(self) -> Iterator[int]:
         """Count the tokens of each document."""
-        return (self._length(self._plan(i)[0]) for i in range(len(self)))
-
-    @property
-    def _with_relevant(self) -> range:
-        return range(len(self.relevant) * self.recipe.copies)
-
-    @cached_property
-    def _index_of(self) -> dict[str, int]:
-        return {docno: i for i, docno in enumerate(self)}
-
-    def _docno(self, i: int) -> str:
-        if i not in self._with_relevant:
-            return f"distractor_{i - len(self._with_relevant)}"
-        base, copy = divmod(i, self.recipe.copies)
-        return f"{self.names[base]}_{copy + 1}" if self.recipe.copies > 1 else self.names[base]
-
-    def _qids(self, passage: int) -> list[str]:
-        return self.qids_of.get(int(self.pool.digests[passage]), [])
-
-    def _row(self, i: int) -> dict[str, str]:
-        return {"docno": self._docno(i), "text": self._text(self._plan(i)[0])}
+        return (self._length(self._plan(docno)[0]) for docno in self)
 
     def _text(self, pieces: Iterable[int]) -> str:
         return " ".join(map(self.pool.text, pieces))
@@ -300,76 +229,58 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
     def _length(self, pieces: list[int]) -> int:
         return int(self.pool.tokens[pieces].sum()) if self.lengths_add_up else self.count([self._text(pieces)])[0]
 
-    def _plan(self, i: int) -> tuple[list[int], int]:
+    def _plan(self, docno: str) -> tuple[list[int], int]:
         """Choose the passages of a document; return them and the index of the relevant one."""
-        recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
-        filler = _Filler(self.pool, self.filler, rng, self._docno(i))
-        if i in self._with_relevant:
-            passage = int(self.relevant[i // recipe.copies])
-        else:
-            passage = filler.draw(recipe.max_doc_len - recipe.min_offset)
-        size = int(self.pool.tokens[passage])
-        pieces = self._draw(filler, rng, size)
-        slot = between(rng, *recipe.slots(np.cumsum([0, *self.pool.tokens[pieces]]), size))
+        recipe, tokens, passage = self.recipe, self.pool.tokens, self.relevant[docno]
+        rng, used, size = random.Random(f"{recipe.seed}/{docno}"), set[int](), int(tokens[passage])
+        budget = between(rng, recipe.min_offset + size, recipe.max_doc_len) - size
+        pieces: list[int] = []
+        total = 0
+        while total < recipe.min_offset:
+            pieces.append(self._draw(rng, used, None if recipe.extra_passage else recipe.max_doc_len - size - total))
+            total += int(tokens[pieces[-1]])
+        while total < budget:
+            piece = self._draw(rng, used)
+            total += int(tokens[piece])
+            if total > budget and not recipe.extra_passage:
+                break
+            pieces.append(piece)
+        offsets = np.cumsum([0, *tokens[pieces]])  # tokens before each possible place
+        first, last = 0, len(pieces)
+        if recipe.position == "far":
+            first = int(np.searchsorted(offsets, recipe.min_offset))
+        elif recipe.position == "early":
+            last = max(0, int(np.searchsorted(offsets, recipe.beginning - size, side="right")) - 1)
+        slot = between(rng, first, last)
         if recipe.position == "far" and not self.lengths_add_up:
             while self._length(pieces[:slot]) < recipe.min_offset:
-                pieces.insert(0, filler.draw())
+                pieces.insert(0, self._draw(rng, used))
                 slot += 1
         if recipe.position == "early" and not self.lengths_add_up:
             while slot and self._length([*pieces[:slot], passage]) > recipe.beginning:
                 slot -= 1
         return [*pieces[:slot], passage, *pieces[slot:]], slot
 
-    def _draw(self, filler: _Filler, rng: random.Random, size: int) -> list[int]:
-        """Draw the filler of a document with a relevant passage of `size` tokens (steps 1 to 3 of the algorithm)."""
-        recipe, tokens = self.recipe, self.pool.tokens
-        budget = between(rng, recipe.min_offset + size, recipe.max_doc_len) - size
-        pieces: list[int] = []
-        total = 0
-        while total < recipe.min_offset:
-            pieces.append(filler.draw(None if recipe.extra_passage else recipe.max_doc_len - size - total))
-            total += int(tokens[pieces[-1]])
-        while total < budget:
-            piece = filler.draw()
-            total += int(tokens[piece])
-            if total > budget and not recipe.extra_passage:
-                break
-            pieces.append(piece)
-        return pieces
-
-
-@dataclass
-class _Filler:
-    """Draws passages without replacement."""
-
-    pool: PassagePool
-    indices: np.ndarray
-    rng: random.Random
-    docno: str
-    used: set[int] = field(default_factory=set)
-
-    def draw(self, longest: int | None = None) -> int:
-        """Draw a passage of at most `longest` tokens; None for no limit."""
-        for index in self._candidates():
+    def _draw(self, rng: random.Random, used: set[int], longest: int | None = None) -> int:
+        """Draw filler of at most `longest` tokens that is not `used`; None for no limit."""
+        for index in self._candidates(rng):
             value = int(self.pool.digests[index])
-            fits = longest is None or self.pool.tokens[index] <= longest
-            if fits and value not in self.used:
-                self.used.add(value)
+            if value not in used and (longest is None or self.pool.tokens[index] <= longest):
+                used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"
-        shortage = f"none of {len(self.indices)} filler passages is left{limit}"
-        raise ValueError(f"document {self.docno!r} cannot be completed: {shortage}; add passages, or lower max_doc_len")
+        shortage = f"none of {len(self.filler)} filler passages is left{limit}"
+        raise ValueError(f"a document cannot be completed: {shortage}; add passages, or lower max_doc_len")
 
-    def _candidates(self) -> Iterator[int]:
+    def _candidates(self, rng: random.Random) -> Iterator[int]:
         for _ in range(_ATTEMPTS):
-            yield _pick(self.rng, self.indices)
+            yield self._pick(rng)
         # The pool is small or nearly used up: search all of it, from a random start.
-        start = between(self.rng, 0, len(self.indices) - 1)
-        yield from chain(self.indices[start:].tolist(), self.indices[:start].tolist())
+        start = between(rng, 0, len(self.filler) - 1)
+        yield from chain(self.filler[start:].tolist(), self.filler[:start].tolist())
 
-
-def _pick(rng: random.Random, indices: np.ndarray) -> int:
-    return int(indices[between(rng, 0, len(indices) - 1)])
+    def _pick(self, rng: random.Random) -> int:
+        return int(self.filler[between(rng, 0, len(self.filler) - 1)])
 
 
 def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mapping[str, float], seed: int) -> list[str]:
@@ -377,6 +288,8 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
 
     Topics of a group stay together; overlapping groups are merged. Shares need not add up to 1.
     """
+    if min(splits.values(), default=0) <= 0:
+        raise ValueError(f"splits={splits!r} must have positive shares")
     group_of = {qid: [qid] for qid in qids}
     for first, *others in groups:
         for other in others:
@@ -397,6 +310,6 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
     if empty:
         raise ValueError(
             f"splits={dict(splits)!r} leave {', '.join(empty)} empty, because {len(clusters[0])} of {len(qids)} topics "
-            f"share relevant passages: lower relevant_per_query"
+            f"share relevant passages: use fewer splits, or leave out qrels"
         )
     return [split_of[qid] for qid in qids]

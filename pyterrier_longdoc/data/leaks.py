@@ -22,7 +22,11 @@ def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
         passage" is in two splits; `other` is the second. A "duplicate document" has the text of the document `other`.
         A split is not compared with one that contains it.
     """
-    rows = [*_shared_between_splits(collection), *_duplicates(collection)]
+    rows, first_docnos = list(_shared_between_splits(collection)), dict[int, str]()
+    for row in collection.corpus:
+        first = first_docnos.setdefault(digest(row["text"]), row["docno"])
+        if first != row["docno"]:
+            rows.append(("duplicate document", "", "", row["docno"], first))
     return pd.DataFrame(rows, columns=["kind", "split", "qid", "docno", "other"])
 
 
@@ -47,11 +51,3 @@ def _shared_between_splits(collection: PositionedCollection) -> Iterator[tuple[s
         for (kind, value), place in texts[first].items():
             if (kind, value) in texts[second]:
                 yield (kind, first, *place, second)
-
-
-def _duplicates(collection: PositionedCollection) -> Iterator[tuple[str, ...]]:
-    first_docnos: dict[int, str] = {}
-    for row in collection.corpus:
-        first = first_docnos.setdefault(digest(row["text"]), row["docno"])
-        if first != row["docno"]:
-            yield ("duplicate document", "", "", row["docno"], first)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import pyterrier as pt
@@ -41,25 +40,20 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
     """
 
     def parts() -> CollectionParts:
-        docstrings = dataset or DocstringsDataset()
-        return of_docstrings(docstrings, LONGEST_PASSAGE, position=position, within=LONGEST_PASSAGE).parts
+        short = [entry for entry in (dataset or DocstringsDataset()).entries if entry.tokens <= LONGEST_PASSAGE]
+        rows = [(f"q-{e.docno}", e.query, e.docno, 1, split_of(e.docno)) for e in short if e.query]
+        frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "split"])
+        return far_relevant(
+            [{"docno": entry.docno, "text": entry.text} for entry in short],
+            frame[["qid", "query", "split"]],
+            frame[["qid", "docno", "label"]],
+            position=position,
+            within=LONGEST_PASSAGE,
+            extra_passage=False,
+        ).parts
 
     return PositionedCollection(
         f"docstrings-{position}", parts, default="test", variants=SPLITS, papers=("boytsov-2025-positional",)
-    )
-
-
-def of_docstrings(dataset: DocstringsDataset, longest: int, **recipe: Any) -> PositionedCollection:
-    """Apply `far_relevant` to docstrings of at most `longest` tokens; those with a topic are relevant passages."""
-    short = [entry for entry in dataset.entries if entry.tokens <= longest]
-    rows = [(f"q-{e.docno}", e.query, e.docno, 1, split_of(e.docno)) for e in short if e.query]
-    frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "split"])
-    return far_relevant(
-        [{"docno": entry.docno, "text": entry.text} for entry in short],
-        frame[["qid", "query", "split"]],
-        frame[["qid", "docno", "label"]],
-        extra_passage=False,
-        **recipe,
     )
 
 

@@ -63,18 +63,8 @@ def test_the_ratio_of_the_worst_to_the_best_group_has_an_interval_and_a_test(fou
     assert start["ratio"] == pytest.approx(0.15)
     assert 0.1 < start["low"] < 0.15 < start["high"] < 0.25
     assert start["p-value"] == pytest.approx(stats.ttest_ind(FALLING[:10], FALLING[10:], equal_var=False).pvalue)
-    assert ratios.loc["full", "ratio"] == 1
-
-
-def test_the_position_sensitivity_index_is_one_minus_worst_over_best(found):
-    psi = found.ratios.set_index("name")["psi"]
-    assert psi["start"] == pytest.approx(1 - (0.1 + 0.125) / (1 + 0.5))
-    assert psi["full"] == 0
-
-
-def test_the_table_is_shown_in_notebooks(found):
-    assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
-    assert found._repr_html_().count("<tr") == 1 + len(found.table)
+    assert start["psi"] == pytest.approx(1 - (0.1 + 0.125) / (1 + 0.5))
+    assert ratios.loc["full", ["ratio", "psi"]].tolist() == [1, 0]
 
 
 def test_the_plot_shows_means_by_group_and_fills_significant_ones(found):
@@ -87,29 +77,16 @@ def test_the_plot_shows_means_by_group_and_fills_significant_ones(found):
     assert filled == [1, 0]  # "full" differs from the baseline in one group
 
 
-def test_groups_with_the_same_queries_are_compared_by_a_paired_test():
+def test_groups_with_the_same_queries_in_any_order_are_compared_by_a_paired_test():
     early = 1 / np.random.default_rng(0).integers(1, 4, 20)
     later = [1 / (round(1 / value) + 1) for value in early]  # always one rank lower
-    results = {
-        "early": experiment({"m": early}),
-        "far": experiment({"m": later}),
-        "also early": experiment({"m": early}),
-    }
+    far = experiment({"m": later})
+    reordered = ExperimentResults({"m": far.values["m"][:, ::-1]}, far.seeds, far.qids[::-1], far.measures)
+    results = {"early": experiment({"m": early}), "far": reordered, "also early": experiment({"m": early})}
     (row,) = PositionEffectiveness(results).ratios.to_dict("records")
     assert (row["worst group"], row["best group"]) == ("far", "early")
     assert row["p-value"] == pytest.approx(3 * stats.ttest_rel(later, early).pvalue)  # three pairs of groups
     assert row["p-value"] < stats.ttest_ind(later, early, equal_var=False).pvalue
-
-
-def test_the_order_of_the_queries_does_not_matter():
-    early = 1 / np.random.default_rng(0).integers(1, 4, 20)
-    results = {"early": experiment({"m": early}), "far": experiment({"m": early / 2})}
-    far, order = results["far"], np.arange(20)[::-1]
-    values = {name: of_system[:, order] for name, of_system in far.values.items()}
-    reordered = ExperimentResults(values, far.seeds, far.qids[::-1], far.measures)
-    pd.testing.assert_frame_equal(
-        PositionEffectiveness({**results, "far": reordered}).ratios, PositionEffectiveness(results).ratios
-    )
 
 
 def test_the_interval_of_a_ratio_resamples_the_same_queries_in_both_groups():

@@ -32,22 +32,10 @@ def test_best_chunk_and_first_above_choose_a_chunk(numbers, best, above):
     assert first_above(0)(numbers) == above
 
 
-def test_estimators_of_one_threshold_are_equal():
-    assert repr(first_above(0.25)) == "first_above(0.25)"
-    assert first_above(2) == first_above(2.0) != first_above(1)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "number", "decides"),
-    [
-        (first_above(2), 2, False),
-        (first_above(2), 2.1, True),
-        (first_above(0), NAN, False),
-        (best_chunk, 99, False),
-    ],
-)
-def test_one_number_above_the_threshold_decides(estimator, number, decides):
-    assert estimator.decides(number) == decides
+@pytest.mark.parametrize(("threshold", "number", "decides"), [(2, 2, False), (2, 2.1, True), (0, NAN, False)])
+def test_one_number_above_the_threshold_decides(threshold, number, decides):
+    assert first_above(threshold).decides(number) == decides
+    assert not best_chunk.decides(number)
 
 
 def document(*numbers: float) -> JudgedDocument:

@@ -52,7 +52,6 @@ def test_values_of_model_and_baselines_are_known(found):
 
 def test_the_table_has_means_over_queries(found):
     assert found.table.iloc[0].tolist() == ["model", 1, 2, 0.75, 0.5, 1.0]  # the mean of 1 / 2 and 1
-    assert found._repr_html_().count("<tr") == 1 + 8
 
 
 def test_means_are_given_by_fifths_of_the_document(found):
@@ -61,8 +60,7 @@ def test_means_are_given_by_fifths_of_the_document(found):
 
 
 def test_missing_documents_are_counted(found):
-    """Document c of query 1 is missing; query 3 is not in the results at all."""
-    assert "queries: 2, missing documents: 1" in repr(found)
+    assert found.missing == 1  # document c of query 1; query 3 is not in the results at all
 
 
 def test_the_random_baseline_is_the_expected_value():

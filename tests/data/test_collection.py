@@ -124,12 +124,12 @@ COUNTS = ["queries", "documents", "max"]
 
 
 def test_statistics_count_queries_documents_and_tokens():
-    collection = build(splits={"a": 1, "b": 1}, distractors=4)
+    collection = build(splits={"a": 1, "b": 1})
     sizes = [count_tokens(row["text"]) for row in collection.corpus]
     table = collection.statistics(limits=(50,)).set_index("split")
     assert list(table.index) == ["a", "b", "all"]
     row = table.loc["all"]
-    assert row["documents"] == 14
+    assert row["documents"] == 10
     assert row["document_tokens"] == np.mean(sizes)
     assert row["max"] == max(sizes)
     assert row["over_50"] == np.mean([size > 50 for size in sizes])

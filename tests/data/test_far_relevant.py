@@ -41,11 +41,15 @@ def check_documents(collection, source, *, recipe, count=count_tokens):
         assert (size if recipe.extra_passage else row.length) <= recipe.max_doc_len
 
 
+MANY = {"passages": passages(300), "topics": topics(100), "qrels": qrels(100)}
+"""Two hundred documents."""
+
+
 # ---------------------------------------------------------------- properties of the algorithm
 
 
 def test_collections_for_different_positions_only_differ_in_positions():
-    made = {position: build(position=position, copies=20) for position in PASSAGE_POSITIONS}
+    made = {position: build(position=position, **MANY) for position in PASSAGE_POSITIONS}
     gold = {position: collection.gold.set_index(["qid", "docno"]) for position, collection in made.items()}
     assert gold["early"]["length"].equals(gold["far"]["length"])
     assert gold["uniform"]["length"].equals(gold["far"]["length"])
@@ -80,7 +84,8 @@ write_far_relevant(build(seed=1, splits={splits}), {str(tmp_path / "c")!r})
 
 
 def test_a_document_does_not_depend_on_other_documents():
-    every, fewer = build(), build(relevant_per_query=1)
+    without = [row for row in passages() if row["docno"] not in ("p8", "p9")]  # which would be filler
+    every, fewer = build(), build(topics=topics(4), passages=without)
     assert set(fewer.documents) < set(every.documents)
     assert all(fewer.documents[docno] == every.documents[docno] for docno in fewer.documents)
 
@@ -93,13 +98,12 @@ def test_a_document_does_not_depend_on_other_documents():
         max_doc_len=st.integers(70, 120),
         extra_passage=st.booleans(),
         seed=st.integers(0, 10**6),
-        copies=st.integers(1, 2),
     ),
 )
 def test_gold_positions_and_lengths_are_right_for_any_arguments(recipe):
     source = passages(seed=recipe.seed)
     collection = build(passages=source, **vars(recipe))
-    assert len(collection.documents) == 10 * recipe.copies
+    assert len(collection.documents) == 10
     check_documents(collection, source, recipe=recipe)
 
 
@@ -121,7 +125,7 @@ def test_gold_positions_are_in_tokens_of_the_tokenizer():
 def test_gold_positions_are_right_where_lengths_do_not_add_up(count, position):
     source = [{"docno": f"p{i}", "text": f"{i:04}"} for i in range(400)]
     settings = {"position": position, "min_offset": 30, "max_doc_len": 60}
-    collection = build(passages=source, tokenizer=count, copies=20, **settings)
+    collection = build(passages=source, topics=topics(100), qrels=qrels(100), tokenizer=count, **settings)
     assert not collection.documents.lengths_add_up
     check_documents(collection, source, recipe=DocumentRecipe(position, 30, max_doc_len=1000), count=count)
     assert (collection.gold["start"] > 0).any()
@@ -141,11 +145,6 @@ def test_a_document_is_relevant_for_every_topic_of_its_passage():
         ("q0", "q0_p0"), ("q0", "q1_p0"), ("q1", "q0_p0"), ("q1", "q1_p0"), ("q1", "q1_p1")
     ]  # fmt: skip
     assert sorted(map(tuple, collection.gold[["qid", "docno"]].values)) == found
-
-
-def test_relevant_per_query_prefers_passages_not_shared_with_other_topics():
-    one = build(topics=topics(2), qrels=SHARED, relevant_per_query=1)
-    assert sorted(one.documents) == ["q0_p0", "q1_p1"]
 
 
 def test_topics_without_a_label_of_min_label_are_left_out():
@@ -171,21 +170,8 @@ def test_the_column_split_of_topics_defines_the_splits():
     assert set(build(topics=topics().assign(split=list("aabba"))).splits["b"]) == {"q2", "q3"}
 
 
-def test_copies_and_distractors_are_further_documents():
-    collection = build(copies=3, distractors=7)
-    assert len(collection.documents) == 37
-    assert len({row["text"] for row in collection.corpus}) == 37
-    assert set(collection.qrels["docno"]) == {
-        f"q{i}_p{i * 2 + j}_{n}" for i in range(5) for j in (0, 1) for n in (1, 2, 3)
-    }
-    relevant = {f"p{i}" for i in range(10)}
-    for number in range(7):
-        assert not relevant & set(collection.documents.pieces(f"distractor_{number}"))
-    assert collection.lengths()[-7:].min() >= 20
-
-
 def test_documents_are_not_held_in_memory():
-    collection = build(copies=100)
+    collection = build(passages=passages(2500), topics=topics(500), qrels=qrels(500))
     next(iter(collection.corpus))
     peaks = []
     for _ in range(3):  # other threads' memory is traced, too
@@ -212,7 +198,7 @@ def test_documents_are_not_held_in_memory():
         ({"passages": passages(12)}, "cannot be completed"),
         ({"passages": [{"docno": "p0", "text": " \n"}, *passages()[1:]]}, "'p0' of topic 'q0'"),
         ({"max_doc_len": 21}, "unfit"),
-        ({"max_passage": 1, "unfit": "skip"}, "10 of 10"),
+        ({"max_doc_len": 21, "unfit": "skip"}, "10 of 10"),
     ],
 )
 def test_wrong_arguments_and_passages_are_named(arguments, message):
@@ -220,13 +206,11 @@ def test_wrong_arguments_and_passages_are_named(arguments, message):
         list(build(**arguments).corpus)
 
 
-@pytest.mark.parametrize(("ids", "distractors"), [({"a_b": "c", "a": "b_c"}, 0), ({"distractor": "0"}, 1)])
-def test_two_documents_with_the_same_docno_are_refused(ids, distractors):
-    source = [{**row, "docno": docno} for row, docno in zip(passages(), ids.values(), strict=False)]
-    asked = pd.DataFrame({"qid": list(ids), "query": list(ids)})
-    judged = pd.DataFrame({"qid": list(ids), "docno": list(ids.values()), "label": 1})
-    with pytest.raises(ValueError, match=r"a_b_c|distractor_0"):
-        build(passages=[*source, *passages()[len(ids) :]], topics=asked, qrels=judged, distractors=distractors)
+def test_two_documents_with_the_same_docno_are_refused():
+    source = [{**row, "docno": docno} for row, docno in zip(passages(), ["c", "b_c"], strict=False)]
+    judged = pd.DataFrame({"qid": ["a_b", "a"], "docno": ["c", "b_c"], "label": 1})
+    with pytest.raises(ValueError, match="a_b_c"):
+        build(passages=[*source, *passages()[2:]], topics=judged[["qid"]].assign(query="x"), qrels=judged)
 
 
 def test_unfit_skip_leaves_out_passages_that_do_not_fit():

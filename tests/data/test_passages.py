@@ -76,10 +76,6 @@ def test_an_unknown_dataset_is_named():
         ({"topics": None}, "topics="),
         ({"topics": topics().drop(columns="query")}, "query"),
         ({"topics": topics().assign(query=7)}, "'query'"),
-        ({"topics": pd.concat([topics(), topics(1)])}, "'q0'"),
-        ({"qrels": qrels().drop(columns="label")}, "label"),
-        ({"qrels": qrels().assign(label="yes")}, "'yes'"),
-        ({"qrels": qrels().assign(label=0)}, "label"),
         ({"qrels": qrels(0)}, "0 qrels"),
     ],
 )

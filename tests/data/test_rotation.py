@@ -2,8 +2,6 @@
 
 import pickle
 import random
-import re
-from collections import Counter
 
 import pandas as pd
 import pytest
@@ -21,12 +19,6 @@ def test_rotation_keeps_every_character(text, seed):
     body = text.rstrip()
     assert out == rotate(text, random.Random(seed))
     assert any(out == body[cut:] + " " * bool(body) + body[:cut] for cut in range(len(body) + 1))
-
-
-@given(st.text(alphabet="ab c.!?\n", max_size=60), st.integers(0, 50))
-def test_rotation_keeps_the_words(text, seed):
-    # It may part a word from the punctuation before it: "(word" has a boundary inside.
-    assert Counter(re.findall(r"\w+", rotate(text, random.Random(seed)))) == Counter(re.findall(r"\w+", text))
 
 
 def test_every_word_is_equally_likely_to_become_the_first():
