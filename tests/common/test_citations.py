@@ -10,12 +10,8 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import Cited, bibtex, entries
 from pyterrier_longdoc.listwise import FirstToken, schedules
-from pyterrier_longdoc.listwise.answer_forms import AnswerForm
-from pyterrier_longdoc.listwise.schedules.base import Schedule
-from pyterrier_longdoc.modelling.preselection import Preselection
 from pyterrier_longdoc.rerankers.models import PAPERS_OF_ARCHITECTURES, PAPERS_OF_CHECKPOINTS
 from pyterrier_longdoc.training import BestResult, TrainingArgs
-from pyterrier_longdoc.training.losses import LOSSES
 from pyterrier_longdoc.training.recipe import papers_of_recipe
 
 from ..support import tiny, tiny_long
@@ -32,37 +28,8 @@ TRANSFORMERS = [
 ]
 
 
-WITHOUT_A_PAPER = {
-    "FirstK": "reads the beginning",
-    "Permutation": "is how RankGPT asks, which is cited by it",
-    "pairwise_margin": "the hinge loss of every textbook",
-    "multi_margin": "torch's form of it",
-    "cross_entropy": "of every textbook",
-    "pointwise_bce": "of every textbook",
-}
-"""Public parts of models and trainings that cite nothing, and why."""
-
-
 UNPUBLISHED = {"Above", "Evidence", "Passages"}
 """Transformers that are this package's own."""
-
-
-def parts_of_the_package():
-    """Schedules, selectors of windows, forms of answers and losses by name, each with its papers."""
-    classes = [Schedule, Preselection, AnswerForm]
-    for cls in classes:
-        classes += cls.__subclasses__()
-    own = [cls for cls in classes if cls.__module__.startswith(ld.__name__)]  # not those of other tests
-    leaves = {cls.__name__: cls for cls in own if not any(issubclass(other, cls) and other is not cls for other in own)}
-    public = {name: cls.papers for name, cls in leaves.items() if not name.startswith("_")}
-    return public | {name: loss.papers for name, loss in LOSSES.items()}
-
-
-def test_every_part_has_papers_or_a_documented_exception():
-    papers = parts_of_the_package()
-    assert {"BackToFront", "PairwiseAll", "KeyBlocks", "EmbeddingWindows", "FirstToken", "margin_mse"} <= papers.keys()
-    assert {name for name, keys in papers.items() if not keys} == WITHOUT_A_PAPER.keys()
-    assert {key for keys in papers.values() for key in keys} <= entries().keys()
 
 
 @pytest.mark.parametrize("transformer", TRANSFORMERS, ids=lambda cls: cls.__name__)

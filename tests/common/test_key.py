@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
@@ -82,10 +83,22 @@ def test_a_function_used_as_a_language_model_is_user_code(cls, llm):
         key(cls(llm))
 
 
-@pytest.mark.parametrize("cls", [RankGPT, Pointwise])
-def test_a_function_with_a_given_name_is_identified_by_it(cls):
-    one, again, other = (key(cls(CallableBackend(answer, name=name))) for name in ("1", "1", "2"))
+NAMED = {
+    "RankGPT": lambda name: RankGPT(CallableBackend(answer, name=name)),
+    "Pointwise": lambda name: Pointwise(CallableBackend(answer, name=name)),
+    "PairScorer": lambda name: ld.MaxP(ld.PairScorer(answer, name=name)),
+}
+
+
+@pytest.mark.parametrize("make_stage", NAMED.values(), ids=NAMED)
+def test_a_function_with_a_given_name_is_identified_by_it(make_stage):
+    one, again, other = (key(make_stage(name)) for name in ("1", "1", "2"))
     assert one == again != other
+
+
+def test_a_function_that_scores_pairs_has_no_key_without_a_name():
+    with pytest.raises(ValueError, match="name"):
+        key(ld.MaxP(ld.PairScorer(answer)))
 
 
 @pytest.mark.parametrize("stage", [pt.apply.doc_score(lambda row: 1.0), pt.apply.generic(answer)])
@@ -95,16 +108,12 @@ def test_functions_as_stages_have_no_key(stage):
             key(pipeline)
 
 
-@pytest.mark.parametrize(
-    ("module", "known"),
-    [("__main__", False), ("tests.support.own", False), ("json.decoder", True), ("pyterrier_longdoc.demo", True)],
-)
-def test_code_outside_installed_packages_is_user_code(module, known):
-    assert (version_of(module) is not None) is known
+VERSIONS = {"__main__": None, "tests.support.own": None, "json.decoder": "", "pyterrier.model": pt.__version__}
 
 
-def test_installed_packages_have_their_version():
-    assert version_of("pyterrier.model") == pt.__version__
+@pytest.mark.parametrize(("module", "version"), VERSIONS.items())
+def test_code_outside_installed_packages_has_no_version(module, version):
+    assert version_of(module) == version
 
 
 # Transformers of other packages.
@@ -168,9 +177,13 @@ def test_the_order_of_sets_does_not_change_the_key(tests_are_installed):
 
 
 def test_contents_of_frames_change_the_key():
-    assert key(SOME) == key(pt.Transformer.from_df(RUN.copy()))
-    assert key(SOME) != key(pt.Transformer.from_df(OTHER))
-    assert key(SOME) != key(pt.Transformer.from_df(RUN.assign(text="more")))
+    vectors = [np.full(2000, float(i)) for i in range(len(RUN))]
+    changed = [vector.copy() for vector in vectors]
+    changed[3][1000] = -1.0
+    frames = [RUN, OTHER, RUN.assign(text="more"), RUN.assign(vector=vectors), RUN.assign(vector=changed)]
+    keys = [key(pt.Transformer.from_df(frame)) for frame in frames]
+    assert len(set(keys)) == 5
+    assert key(pt.Transformer.from_df(RUN.copy())) == keys[0]
 
 
 def loader_of(text):

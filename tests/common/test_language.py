@@ -1,6 +1,7 @@
 import json
 import re
 import unicodedata
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -8,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import BertPreTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.language import (
@@ -76,36 +76,30 @@ def test_tokens_are_counted_with_any_tokenizer(tmp_path):
     assert token_counter()(texts) == [3, 0, 2]
 
 
-def test_a_relative_tokenizer_folder_is_resolved_when_it_is_given(tmp_path, monkeypatch):
-    for folder, splits in (("a", True), ("b", False)):
-        tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "dog": 1}, unk_token="[UNK]"))
-        if splits:
-            tokenizer.pre_tokenizer = BertPreTokenizer()
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / folder / "tokenizer")
-    found = []
-    for folder in ("a", "b"):
+def test_tokenizers_of_two_folders_with_the_same_relative_name_are_distinct(tmp_path, monkeypatch):
+    for folder, tokenizer in (("words", tiny.tokenizer()), ("bytes", tiny_long.byte_tokenizer())):
+        tokenizer.save_pretrained(tmp_path / folder / "tokenizer")
         monkeypatch.chdir(tmp_path / folder)
-        found.append(token_counter("tokenizer")(["old dog"]))
-        found.append([len(tokenized("tokenizer", "old dog"))])
-    assert found == [[2], [2], [1], [1]]
+        expected = len(tokenizer("q.q.q q", add_special_tokens=False)["input_ids"])
+        assert token_counter("tokenizer")(["q.q.q q"]) == [expected]
+        assert len(tokenized("tokenizer", "q.q.q q")) == expected
 
 
-@pytest.mark.parametrize(
-    "holder",
-    [
-        lambda name: ld.Evidence(tokenizer=name),
-        lambda name: ld.Passages(tokenizer=name),
-        lambda name: ld.PairScorer(len, tokenizer=name),
-        lambda name: ld.RankGPT(len, tokenizer=name),
-        lambda name: ld.RelevanceJudge(len, tokenizer=name),
-        lambda name: PositionedCollection("notes", lambda: None, tokenizer=name),
-    ],
-    ids=["Evidence", "Passages", "PairScorer", "RankGPT", "RelevanceJudge", "PositionedCollection"],
-)
+HOLDERS = {
+    "Evidence": ld.Evidence,
+    "Passages": ld.Passages,
+    "PairScorer": partial(ld.PairScorer, len),
+    "RankGPT": partial(ld.RankGPT, len),
+    "RelevanceJudge": partial(ld.RelevanceJudge, len),
+    "PositionedCollection": partial(PositionedCollection, "notes", lambda: None),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
 def test_tokenizer_folders_are_stored_as_absolute_paths(holder, tmp_path, monkeypatch):
     tiny.tokenizer().save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
-    assert holder("tokenizer").tokenizer == str(tmp_path / "tokenizer")
+    assert holder(tokenizer="tokenizer").tokenizer == str(tmp_path / "tokenizer")
 
 
 def test_the_tokenizer_of_the_packaged_encoder_has_the_same_name_everywhere():
@@ -121,12 +115,8 @@ def test_tokenizers_that_cannot_be_loaded_are_named(tmp_path):
     tiny.checkpoint(tmp_path / "checkpoint")
     for file in (tmp_path / "checkpoint").glob("*token*"):
         file.unlink()
-    for name, message in (
-        ("longdoc:nothing", "there is no packaged encoder 'longdoc:nothing', only 'longdoc:minilm-l6'"),
-        (tmp_path / "nowhere", "nowhere' cannot be loaded"),
-        (tmp_path / "checkpoint", "checkpoint' (has no words|cannot be loaded)"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for name in ("longdoc:nothing", tmp_path / "nowhere", tmp_path / "checkpoint"):
+        with pytest.raises(ValueError, match=str(name)):
             token_counter(name)
 
 
@@ -180,10 +170,9 @@ def byte_level(prefix_space=False):
     return trained(core, trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
 
 
-def sentence_piece(*specials, pre_tokenizer=None, lowercase=False):
+def sentence_piece(*specials, pre_tokenizer=None):
     core = Tokenizer(models.Unigram())
-    lower = [normalizers.Lowercase()] if lowercase else []
-    core.normalizer = normalizers.Sequence([*lower, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     core.pre_tokenizer = pre_tokenizer or pre_tokenizers.Metaspace()
     unknown = next(special for special in specials if "unk" in special.lower())
     return trained(core, trainers.UnigramTrainer(special_tokens=[*specials], unk_token=unknown))
@@ -213,15 +202,14 @@ def word_pieces():
     return tiny.tokenizer().backend_tokenizer
 
 
+BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 SPLIT_FIRST = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
 PUBLISHED = {
-    "bert": (word_pieces, "bert", "BertTokenizer", {}),
     "bert without a class": (word_pieces, "bert", None, {}),
     "bert by its settings": (word_pieces, "bert", "BertTokenizerFast", {"do_lower_case": False}),
     "distilbert": (word_pieces, "distilbert", "DistilBertTokenizer", {"strip_accents": False}),
     "electra": (word_pieces, "electra", "ElectraTokenizerFast", {"do_lower_case": True}),
-    "roberta": (byte_level, "roberta", "RobertaTokenizer", {}),
     "roberta with a space": (byte_level, "roberta", "RobertaTokenizerFast", {"add_prefix_space": True}),
     "roberta without its space": (lambda: byte_level(True), "roberta", "RobertaTokenizer", {"add_prefix_space": False}),
     "longformer": (byte_level, "longformer", "LongformerTokenizerFast", {}),
@@ -230,18 +218,12 @@ PUBLISHED = {
     "xlm-roberta, split": (
         lambda: sentence_piece(*FAIRSEQ, pre_tokenizer=SPLIT_FIRST), "xlm-roberta", "XLMRobertaTokenizerFast", {}
     ),
-    "deberta": (
-        lambda: sentence_piece("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "deberta-v2", "DebertaV2Tokenizer", {}
-    ),
+    "deberta": (lambda: sentence_piece(*BERT), "deberta-v2", "DebertaV2Tokenizer", {}),
     "deberta by its settings": (
-        lambda: sentence_piece("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-        "deberta-v2",
-        "DebertaV2TokenizerFast",
-        {"do_lower_case": True},
+        lambda: sentence_piece(*BERT), "deberta-v2", "DebertaV2TokenizerFast", {"do_lower_case": True}
     ),
     "big bird": (lambda: sentence_piece("<pad>", "</s>", "<s>", "<unk>"), "big_bird", "BigBirdTokenizer", {}),
     "t5": (lambda: sentence_piece("<pad>", "</s>", "<unk>"), "t5", "T5TokenizerFast", {}),
-    "qwen2": (lambda: tiny_long.byte_tokenizer().backend_tokenizer, "qwen2", "Qwen2Tokenizer", {}),
     "qwen3": (lambda: tiny_long.byte_tokenizer().backend_tokenizer, "qwen3", "Qwen2Tokenizer", {}),
     "llama": (llama, "llama", "LlamaTokenizerFast", {"legacy": True}),
     "llama 3": (lambda: tiny_long.byte_tokenizer().backend_tokenizer, "llama", "LlamaTokenizerFast", {}),
@@ -270,10 +252,7 @@ def test_tokenizers_that_match_their_class_are_accepted(kind, tmp_path):
     ("make_core", "architecture", "name"),
     [
         (word_pieces, "roberta", "RobertaTokenizer"),
-        (word_pieces, "roberta", None),
-        (word_pieces, "xlm-roberta", "XLMRobertaTokenizer"),
         (word_pieces, "deberta-v2", None),
-        (byte_level, "bert", "BertTokenizer"),
         (byte_level, "bert", None),
         (lambda: sentence_piece(*FAIRSEQ), "bert", "BertTokenizerFast"),
         (lambda: sentence_piece(*FAIRSEQ), "roberta", None),

@@ -113,53 +113,43 @@ def test_peak_gpu_memory_is_measured_for_the_reranker(monkeypatch):
     assert efficiency_table({"a": [cost]}, {}).loc[0, "peak GPU memory MB"] == 7
 
 
-def with_costs(slow_downs: dict[str, float], **systems: pd.DataFrame) -> ExperimentResults:
-    """An experiment with the partner "base", of which slow-downs are known."""
-    partner = dict.fromkeys(systems, "base")
-    results = Experiment({"base": synthetic.run(TOPICS, 0.5, 1), **systems}, TOPICS, QRELS, ["AP"], partner=partner)
-    return replace(results, efficiency=pd.DataFrame({"name": slow_downs.keys(), "slow-down": slow_downs.values()}))
+RUNS = {name: synthetic.run(TOPICS, 1 - i / 10, i) for i, name in enumerate(("base", "a", "b", "other"))}
+
+
+def plotted(costs, names=("base", "a", "b"), ax=None, partner=None):
+    """The axes of a plot, the results of the experiment, and the points."""
+    axes = ax or pytest.importorskip("matplotlib.figure").Figure().subplots()
+    results = Experiment({name: RUNS[name] for name in names}, TOPICS, QRELS, ["nDCG@5", "AP"], partner=partner)
+    costs = pd.DataFrame({"name": [*next(iter(costs.values()))], **{k: v.values() for k, v in costs.items()}})
+    assert plot_efficiency(replace(results, efficiency=costs), ax=axes) is axes
+    return axes, results, axes.collections[0].get_offsets().tolist()
 
 
 def test_gains_are_plotted_against_slow_downs():
+    costs = {"slow-down": {"base": np.nan, "a": 2.5}}
+    axes, results, points = plotted(costs, partner={"a": "base", "b": "base"})
+    gain = results.comparisons.query("name == 'a'")["gain"].mean()
+    assert points == [[1.0, 0.0], [2.5, pytest.approx(100 * gain)]]
+    assert axes.get_xlabel() == (
+        "time per document relative to the partner\nnot drawn, because time or gain is unknown: b"
+    )
+    assert {text.get_text() for text in axes.texts} == {"base", "a"}
+
+
+@pytest.mark.parametrize("partner", [None, {"a": "base"}], ids=["no partners", "a system without partner"])
+def test_without_a_partner_for_each_system_means_are_plotted_against_time(partner):
+    costs = {"ms/query": {"base": 1, "a": 2, "b": 3}}
+    axes, results, points = plotted(costs, [*RUNS], partner=partner)
+    assert points == [[i + 1, results.means.loc[name].iloc[0]] for i, name in enumerate(("base", "a", "b"))]
+    assert axes.get_xlabel().startswith("milliseconds per query\n")
+    assert axes.get_xlabel().endswith(": other")
+    assert (axes.get_ylabel(), len(axes.texts)) == ("mean nDCG@5", 3)
+
+
+def test_a_plot_is_a_pyplot_figure_by_default():
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    systems = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
-    results = Experiment(systems, TOPICS, QRELS, ["nDCG@5", "AP"], partner={"a": "b"})
-    costs = pd.DataFrame({"name": ["a", "b"], "slow-down": [2.5, float("nan")]})
+    results = Experiment({"a": RUNS["a"]}, TOPICS, QRELS, ["AP"])
     with pytest.raises(ValueError, match="efficiency=True"):
         plot_efficiency(results)
-    axes = plot_efficiency(replace(results, efficiency=costs))
+    axes = plot_efficiency(replace(results, efficiency=pd.DataFrame({"name": ["a"], "ms/query": [1.0]})))
     assert [pyplot.figure(number) for number in pyplot.get_fignums()] == [axes.figure]  # what a notebook shows
-    assert axes.get_xlabel() == "time per document relative to the partner"
-    [points] = axes.collections
-    assert points.get_offsets().tolist() == [[2.5, pytest.approx(100 * results.comparisons["gain"].mean())], [1.0, 0.0]]
-
-
-def test_systems_that_are_not_drawn_are_named():
-    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
-    assert plot_efficiency(with_costs({"a": 2.0}, **runs), ax=axes) is axes
-    assert axes.get_xlabel().endswith("\nnot drawn, because time or gain is unknown: other")
-    assert [text.get_text() for text in axes.texts] == ["base", "a"]
-
-
-def test_a_system_without_partner_makes_the_plot_show_means():
-    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
-    results = with_costs({}, **runs).retest(partner={"a": "base"})
-    costs = pd.DataFrame({"name": results.names, "ms/query": [1.0, 2.0, 3.0]})
-    plot_efficiency(replace(results, efficiency=costs), ax=axes)
-    assert axes.get_xlabel() == "milliseconds per query"
-    assert {text.get_text() for text in axes.texts} == {"base", "a", "other"}
-
-
-def test_without_partners_means_are_plotted_against_time():
-    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    runs = {f"system {i}": synthetic.run(TOPICS, 1 - i / 10, i) for i in range(9)}
-    results = Experiment(runs, TOPICS, QRELS, ["nDCG@5", "AP"])
-    costs = pd.DataFrame({"name": list(runs)[:-1], "ms/query": range(1, 9)})
-    plot_efficiency(replace(results, efficiency=costs), ax=axes)
-    assert (axes.get_ylabel(), len(axes.texts)) == ("mean nDCG@5", 8)
-    assert axes.get_xlabel() == "milliseconds per query\nnot drawn, because time or gain is unknown: system 8"
-    [points] = axes.collections
-    expected = [[i + 1, results.means.loc[f"system {i}"].iloc[0]] for i in range(8)]
-    assert points.get_offsets().tolist() == expected

@@ -1,21 +1,23 @@
-"""Saved runs are taken from the same pipeline only."""
+"""The folder of an experiment: going on after an interruption, with runs of the same pipeline only."""
 
-from functools import partial
+import json
 
-import numpy as np
+import pandas as pd
 import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.experiment import Experiment
+from pyterrier_longdoc.experiment import Experiment, ExperimentResults
 from pyterrier_longdoc.training import TrainingArgs
 
-from ..support import own, synthetic
+from ..support import synthetic
 from ..support.systems import make
 from ..support.toy import toy_task
 
 TOPICS, QRELS = synthetic.collection()
-RUN = synthetic.run(TOPICS, 1.0, 0)
+RUNS = [synthetic.run(TOPICS, 1.0, seed) for seed in range(2)]
+RUN = RUNS[0]
+FOLDS = [TOPICS["qid"].iloc[i::3].tolist() for i in range(3)]
 SOME = pt.Transformer.from_df(RUN)
 TEXTS, JUDGED = toy_task(0, queries=6)
 ASKED = TEXTS[["qid", "query"]].drop_duplicates()
@@ -30,6 +32,117 @@ def value_of(folder, system, topics=TOPICS, qrels=QRELS, **options):
 
 def map_of(frame):
     return pytest.approx(pt.Evaluate(frame, JUDGED, ["map"])["map"])
+
+
+class Noting(pt.Transformer):
+    """A run that notes that it is made."""
+
+    def __init__(self, frame, name, made, fail_at=()):
+        self.frame, self.name, self.made, self.fail_at = frame, name, made, fail_at
+
+    def describe(self):
+        return {"name": self.name}
+
+    def transform(self, inp):
+        if self.name in self.fail_at:
+            raise KeyboardInterrupt
+        self.made.append(self.name)
+        return self.frame
+
+
+@pytest.fixture
+def made():
+    return []
+
+
+@pytest.fixture
+def experiment(tmp_path, made, tests_are_installed):
+    """Runs an experiment that saves its runs, and notes those that are made."""
+    fail_at = {"slow 1"}
+
+    def factory(name):
+        return lambda seed: Noting(RUNS[seed], f"{name} {seed}", made, fail_at)
+
+    def run(metric="AP", **options):
+        systems = {"fast": RUN, "slow": factory("slow"), "a/b: c": factory("a/b: c")}
+        return Experiment(systems, TOPICS, QRELS, [metric], seeds=[0, 1], save_dir=tmp_path / "exp", **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    fail_at.clear()
+    return run
+
+
+def test_an_interrupted_experiment_continues(experiment, made, tmp_path):
+    assert made == ["slow 0"]
+    with pytest.raises(FileNotFoundError, match=r"results\.json"):
+        ExperimentResults.load(tmp_path / "exp")
+    results = experiment()
+    assert made == ["slow 0", "slow 1", "a/b: c 0", "a/b: c 1"]
+    pd.testing.assert_frame_equal(results.run("slow", 1), RUNS[1], check_dtype=False, check_exact=True)
+
+
+def test_finished_runs_are_evaluated_in_another_way(experiment, made):
+    results = experiment()
+    made.clear()
+    pd.testing.assert_frame_equal(experiment(baseline=["fast"]).means, results.means, check_exact=True)
+    assert experiment("RR", test="wilcoxon").measures == ["RR"]
+    assert made == []
+
+
+def test_finished_runs_are_written_over_or_refused_by_the_mode(experiment, made):
+    results = experiment()
+    made.clear()
+    with pytest.raises(ValueError, match="batch_size"):
+        experiment(save_mode="overwrite", batch_size=0)
+    pd.testing.assert_frame_equal(experiment().means, results.means, check_exact=True)
+    assert made == []  # nothing was deleted
+    experiment(save_mode="overwrite")
+    assert len(made) == 4
+    with pytest.raises(FileExistsError, match="save_mode"):
+        experiment(save_mode="error")
+    with pytest.raises(ValueError, match="save_mode"):
+        experiment(save_mode="keep")
+
+
+def test_seeds_and_versions_are_saved(experiment, tmp_path):
+    experiment()
+    settings = json.loads((tmp_path / "exp" / "settings.json").read_text())
+    assert settings["seeds"] == [0, 1]
+    assert {"python", "pyterrier", "numpy", "ir-measures"} <= set(settings["versions"])
+
+
+def test_a_folder_of_another_experiment_is_refused(tmp_path):
+    Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
+    with pytest.raises(ValueError, match="other topics"):
+        Experiment({"a": SOME}, TOPICS.head(10), QRELS, ["AP"], save_dir=tmp_path)
+    with pytest.raises(ValueError, match="other folds"):
+        Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, folds=FOLDS)
+
+
+@pytest.mark.parametrize("mode", ["reuse", "overwrite"])
+def test_runs_without_settings_are_refused(mode, tmp_path):
+    Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(FileExistsError, match="save_mode"):
+        Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, save_mode=mode)
+
+
+def test_a_run_that_is_given_is_not_taken_from_the_folder(tmp_path):
+    for run in RUNS:
+        assert value_of(tmp_path, lambda run=run: run) == pytest.approx(pt.Evaluate(run, QRELS, ["map"])["map"])
+
+
+def test_runs_of_folds_and_runs_of_all_topics_replace_each_other(tmp_path):
+    for _ in range(2):
+        for factory, expected, files in ((lambda seed: RUN, RUN, 1), (lambda seed, fold: RUNS[1], RUNS[1], 3)):
+            options = {"seeds": [0], "folds": FOLDS, "save_dir": tmp_path}
+            run = Experiment({"a": factory}, TOPICS, QRELS, ["AP"], **options).run("a", 0)
+            assert sorted(run["score"]) == sorted(expected["score"])
+            assert len(list(tmp_path.rglob("*.res.gz"))) == len(list((tmp_path / "runs").rglob("*.json"))) == files
+
+
+# The same pipeline only.
 
 
 def test_a_saved_run_is_not_reused_for_other_weights(tmp_path, cross_encoder):
@@ -54,60 +167,11 @@ def test_a_saved_run_is_reused_for_the_same_model(tmp_path, cross_encoder, monke
         assert value_of(tmp_path / "runs", system, ASKED, JUDGED) == before
 
 
-@pytest.mark.parametrize("kind", own.EDITED)
-def test_runs_that_depend_on_user_code_are_computed_again(kind, tmp_path, cross_encoder):
-    make_edited, _ = own.EDITED[kind]
-    texts = pt.Transformer.from_df(TEXTS)
-    values = []
-    for sign in (1, -1):
-        model = make_edited(sign, cross_encoder)
-        for system in (texts >> model, partial(lambda model: texts >> model, model)):
-            values.append(value_of(tmp_path, system, ASKED, JUDGED))
-            assert values[-1] == map_of(model(TEXTS))
-    assert values[0] != values[-1]
-
-
-def scorer(sign):
-    def edited(queries, texts):
-        return [sign * float(len(text)) for text in texts]
-
-    return edited
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_runs_of_an_edited_function_that_scores_pairs_are_computed_again(wrapped, tmp_path):
-    texts, values = pt.Transformer.from_df(TEXTS), []
-    for sign in (1, -1):
-        function = pt.apply.doc_score(lambda row, sign=sign: sign * len(row["text"])) if wrapped else scorer(sign)
-        model = ld.MaxP(ld.PairScorer(function), window_size=5, stride=5)
-        values.append(value_of(tmp_path, texts >> model, ASKED, JUDGED))
-        assert values[-1] == map_of(model(TEXTS))
-    assert values[0] != values[1]
-
-
-def test_a_function_that_scores_pairs_is_known_by_its_name(tmp_path):
-    texts = pt.Transformer.from_df(TEXTS)
-    expected = [map_of(ld.MaxP(ld.PairScorer(scorer(sign)), window_size=5, stride=5)(TEXTS)) for sign in (1, -1)]
-    for sign, name, index in ((1, "a", 0), (-1, "a", 0), (-1, "b", 1)):
-        model = ld.MaxP(ld.PairScorer(scorer(sign), name=name), window_size=5, stride=5)
-        assert value_of(tmp_path, texts >> model, ASKED, JUDGED) == expected[index]
-
-
-def test_a_function_as_a_stage_is_run_again(tmp_path):
+def test_a_run_that_depends_on_user_code_is_computed_again(tmp_path):
     for sign in (1.0, -1.0):
         turned = pt.apply.doc_score(lambda row, sign=sign: sign * row["score"])
         expected = pt.Evaluate(RUN.assign(score=sign * RUN["score"]), QRELS, ["map"])["map"]
         assert value_of(tmp_path, SOME >> turned) == pytest.approx(expected)
-
-
-def test_saved_runs_are_refused_if_any_column_of_the_topics_differs(tmp_path):
-    topics = TOPICS.assign(query_vec=[np.full(2000, float(i)) for i in range(len(TOPICS))])
-    for _ in range(2):
-        value_of(tmp_path, SOME, topics)
-    changed = [vector.copy() for vector in topics["query_vec"]]
-    changed[3][1000] = -1.0
-    with pytest.raises(ValueError, match="other topics"):
-        value_of(tmp_path, SOME, topics.assign(query_vec=changed))
 
 
 def test_a_run_of_other_topics_is_not_read_after_another_system_was_written_over(tmp_path):

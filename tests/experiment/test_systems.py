@@ -65,28 +65,24 @@ def make_of_fold(quality=1.0, *, fold=None, seed=42):
     return RUNS[seed]
 
 
-def keyword_only(*, seed):
-    return RUNS[seed]
-
-
-def either_way_round(fold, seed=42):
+def shifted(fold, seed=42):
     return RUNS[seed].assign(score=RUNS[seed]["score"] + fold.index)
 
 
-@pytest.mark.parametrize(
-    "factory",
-    [
-        make,
-        keyword_only,
-        make_of_fold,
-        either_way_round,
-        Made,
-        partial(make_of_fold, 0.5),
-        partial(make_of_fold, quality=0.5),
-        lru_cache(make),
-        lambda quality=1.0, *, seed=42, **options: RUNS[seed],
-    ],
-)
+FACTORIES = {
+    "default": make,
+    "keyword-only": lambda *, seed: RUNS[seed],
+    "fold with default": make_of_fold,
+    "fold before seed": shifted,
+    "class": Made,
+    "partial": partial(make_of_fold, 0.5),
+    "partial by name": partial(make_of_fold, quality=0.5),
+    "cached": lru_cache(make),
+    "other options": lambda quality=1.0, *, seed=42, **options: RUNS[seed],
+}
+
+
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
 def test_seeds_and_folds_reach_every_factory_that_takes_them(factory):
     results = Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0, 2], folds=FOLDS)
     assert results.seeds["a"] == [0, 2]
@@ -98,13 +94,13 @@ def test_factories_only_get_the_parameters_they_have():
     results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
     assert results.seeds == {"fixed": [None], "closure": [None]}
     assert results.means["AP"].tolist() == pytest.approx([mean_of(RUNS[2]), mean_of(RUNS[1])], rel=1e-12)
-    of_folds = Experiment({"a": lambda fold: either_way_round(fold, 0)}, TOPICS, QRELS, ["AP"], folds=FOLDS)
+    of_folds = Experiment({"a": lambda fold: shifted(fold, 0)}, TOPICS, QRELS, ["AP"], folds=FOLDS)
     assert of_folds.means["AP"].tolist() == pytest.approx([mean_of(RUNS[0])], rel=1e-12)
     assert Experiment({"a": lambda seed=1: RUNS[seed]}, TOPICS, QRELS, ["AP"]).seeds == {"a": [None]}
 
 
-class Silent(pt.Estimator):
-    """Remembers what it was fitted on, and tells nothing."""
+class Learner(pt.Estimator):
+    """Remembers what it was fitted on."""
 
     def __init__(self):
         self.fits = []
@@ -121,7 +117,7 @@ def test_a_fold_is_fitted_on_the_other_folds(validation):
     learners = []
 
     def factory(seed, fold):
-        learners.append(Silent())
+        learners.append(Learner())
         return fold.fit(pt.Transformer.from_df(RUNS[seed]) >> learners[-1], validation=validation)
 
     results = Experiment({"learned": factory}, TOPICS, QRELS, ["AP"], seeds=[1, 2], folds=FOLDS)
