@@ -55,13 +55,9 @@ def test_a_query_has_values_and_differences_from_the_baseline(results):
         assert told.values[measure].to_dict() == perquery[measure].to_dict()
         expected = (perquery[measure] - perquery[measure]["first"]).to_dict()
         assert told.values[f"{measure} - first"].to_dict() == expected
-    best = perquery["nDCG@10"].max()
-    of_ndcg = told.differences()[0]
-    assert of_ndcg.startswith("nDCG@10: best ")
-    assert of_ndcg.endswith("worst run (0.000)")
-    for name in perquery.index[perquery["nDCG@10"] == best]:
-        assert name in of_ndcg.partition("worst")[0]
-    assert results.why("q0").differences() == ["nDCG@10: 0.000 for every system", "RR: 0.000 for every system"]
+    best, worst = told.differences()[0].split("worst")
+    assert all(name in best for name in perquery.index[perquery["nDCG@10"] == perquery["nDCG@10"].max()])
+    assert "run (0.000)" in worst
 
 
 def test_a_query_has_the_ranks_of_its_relevant_documents(results, systems):
@@ -71,7 +67,7 @@ def test_a_query_has_the_ranks_of_its_relevant_documents(results, systems):
     scored = systems["MaxP"].transform(TOPICS).query("qid == 'q1'").set_index("docno")
     assert told.relevant["MaxP"].tolist() == scored.loc[["d1", "d3"], "rank"].tolist()
     assert told.relevant["run"].isna().all()
-    assert "run returned nothing for this query" in told.notes
+    assert any("run returned nothing" in note for note in told.notes)
     assert pd.isna(results.why("1").relevant.set_index("docno").loc["d9", "MaxP"])  # not among the candidates
 
 
@@ -110,15 +106,21 @@ def test_best_windows_are_those_of_explain_true(results, systems):
             assert row["window_score"] == pytest.approx(expected["window_scores"][best], abs=1e-5)
             assert row["text"] == expected["text"][expected["best_start"] : expected["best_end"]]
             assert (row["rank"], row["label"]) == (expected["rank"], {"d1": 2, "d3": 1}.get(docno, 0))
-            weights = expected["window_weights"]
-            assert (
-                np.isnan(row["weight"]) if weights is None else row["weight"] == pytest.approx(weights[best], abs=1e-5)
-            )
+            weight = np.nan if expected["window_weights"] is None else expected["window_weights"][best]
+            assert row["weight"] == pytest.approx(weight, abs=1e-5, nan_ok=True)
+
+
+def test_systems_without_windows_are_noted(results, systems):
+    told = results.why("q1", systems)
     assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
+    noted = [note.split(":")[0] for note in told.notes if "no windows" in note]
+    assert noted == ["first", "run"]
+
+
+def test_an_explanation_is_printed_with_all_tables_and_notes(results, systems):
+    told = results.why("q1", systems)
     assert all(part in repr(told) for part in (*told.differences(), "best windows", *told.notes))
-    assert "first: no windows, because it has no reranker with explain" in told.notes
-    assert "run: no windows, because it is a DataFrame, not a pipeline" in told.notes
-    assert not [note for note in told.notes if "differently" in note]
+    assert told._repr_html_().count("<table") == 3
 
 
 def test_explaining_a_query_does_not_change_the_systems(results, systems, tmp_path):
@@ -128,11 +130,11 @@ def test_explaining_a_query_does_not_change_the_systems(results, systems, tmp_pa
     assert not (tmp_path / "scores.sqlite").exists()
 
 
-def test_another_system_of_the_same_name_is_noted(results):
+def test_another_system_of_the_same_name_is_noted(results, systems):
     other = FIRST >> pt.apply.query(lambda row: "river fish") >> make("MaxP")
     reversed_ranks = pt.apply.doc_score(lambda row: -float(row["score"]))
-    notes = results.why("q1", {"MaxP": other >> reversed_ranks}).notes
-    assert any(note.startswith("MaxP ranks the relevant documents differently now") for note in notes)
+    assert any("differently" in note for note in results.why("q1", {"MaxP": other >> reversed_ranks}).notes)
+    assert not any("differently" in note for note in results.why("q1", {"MaxP": systems["MaxP"]}).notes)
 
 
 def test_loaded_results_explain_a_query_in_the_same_way(results, systems, folder):
@@ -148,19 +150,18 @@ def test_loaded_results_explain_a_query_in_the_same_way(results, systems, folder
 
 
 def test_notes_say_which_information_is_missing(results):
-    assert results.why("q0").notes[0] == "no document is judged relevant for this query"
+    assert "no document is judged relevant" in results.why("q0").notes[0]
     assert results.why("q1").windows.empty
     assert any("why('q1'," in note for note in results.why("q1").notes)
-    by_hand = ExperimentResults({"a": np.ones((1, 1, 1))}, {"a": [None]}, ["7"], ["AP"], Statistics())
-    told = by_hand.why(7)
-    assert told.values["AP"].tolist() == [1.0]
-    assert told.notes == ["these results hold no ranks"]
+    by_hand = ExperimentResults({"a": np.ones((1, 1, 1))}, {"a": [None]}, ["7"], ["AP"], Statistics()).why(7)
+    assert by_hand.values["AP"].tolist() == [1.0]
+    assert len(by_hand.notes) == 1
 
 
 def test_unknown_queries_are_refused(results):
-    with pytest.raises(ValueError, match=r"zzz.* such as 1, q1, q0"):
+    with pytest.raises(ValueError, match="zzz"):
         results.why("zzz")
-    with pytest.raises(ValueError, match=r"systems=\['MaxP'\]"):
+    with pytest.raises(ValueError, match="systems="):
         results.why("q1", ["MaxP"])
 
 
@@ -169,7 +170,7 @@ def test_with_several_seeds_ranks_are_those_of_the_first():
     results = ld.Experiment({"seeded": runs, "first": FIRST}, TOPICS, QRELS, ["RR"], seeds=[3, 4])
     told = results.why("q1")
     assert told.relevant["seeded"].tolist() == told.relevant["first"].tolist()
-    assert "values are means over seeds, ranks those of the first seed: seeded (3)" in told.notes
+    assert any("seeded (3)" in note for note in told.notes)
 
 
 def test_systems_with_a_language_model_are_not_run_again():
@@ -178,10 +179,7 @@ def test_systems_with_a_language_model_are_not_run_again():
     pipeline = FIRST >> make("MaxP") >> judge
     results = ld.Experiment({"both": pipeline}, TOPICS, QRELS, ["RR"])
     asked.clear()
-    assert (
-        "both: no windows, because it asks a language model, which may cost money"
-        in results.why("q1", {"both": pipeline}).notes
-    )
+    assert any("language model" in note for note in results.why("q1", {"both": pipeline}).notes)
     assert not asked
 
 
@@ -216,19 +214,9 @@ def test_results_without_the_columns_of_explain_have_no_windows(results):
         def subtransformers(self):
             return {"model": self.model}
 
-    told = results.why("q1", {"MaxP": Kept()})
-    assert told.windows.empty
-    assert any(note.startswith("MaxP: no windows, because its results lack them") for note in told.notes)
+    assert results.why("q1", {"MaxP": Kept()}).windows.empty
 
 
 def test_windows_of_an_earlier_text_are_not_shown(results):
     for later in (ld.Evidence(25), ld.Passages(ld.SlidingWindows(10, 10))):
-        told = results.why("q1", {"MaxP": FIRST >> make("MaxP", explain=True) >> later})
-        assert told.windows.empty
-        assert any("lack them or the text" in note for note in told.notes)
-
-
-def test_a_notebook_shows_an_explanation_as_tables(results):
-    html = results.why("q1")._repr_html_()
-    assert html.count("<table") == len(results.why("q1")._tables())
-    assert "<th>PARADE</th>" in html
+        assert results.why("q1", {"MaxP": FIRST >> make("MaxP", explain=True) >> later}).windows.empty

@@ -40,20 +40,21 @@ OPTIONS = {"baseline": ("P & 50%",), "partner": {"MaxP_1": "FirstP", "P & 50%": 
 def test_results_are_printed_as_markdown():
     # Means: 0.5; 0.5 + 0.1 + 0.05 = 0.65, +30 %; 0.5 - 0.049 + 0.05 = 0.501, +0.2 %.
     # The first differs from FirstP by 0.15 +- 0.05, the second by 0.001 +- 0.05; from one another by 0.149 always.
-    assert made_up(**OPTIONS).to_markdown().splitlines() == [
+    text = made_up(**OPTIONS).to_markdown()
+    assert text.splitlines()[:-2] == [
         "| System | nDCG@10 | AP | Average gain |",
         "| --- | ---: | ---: | ---: |",
         "| FirstP | 0.500 | 0.500 | - |",
         "| MaxP\\_1 | **0.650**<sup>ab</sup> (+30.0%) | **0.650**<sup>ab</sup> (+30.0%) | +30.0% |",
         "| P & 50% | 0.501 (+0.2%) | 0.501 (+0.2%) | +0.2% |",
-        "",
-        "Best in bold. In parentheses: gain over FirstP. Significant difference: <sup>a</sup> from FirstP, "
-        "<sup>b</sup> from P & 50% (paired t-test on per-query values, alpha 0.05).",
     ]
+    assert letters(text) == {"a": "FirstP", "b": "P & 50%"}
+    assert all(words in text.splitlines()[-1] for words in ("paired t-test", "alpha 0.05"))
 
 
 def test_results_are_printed_as_latex():
-    assert made_up(**OPTIONS, correction="holm").to_latex().splitlines() == [
+    lines = made_up(**OPTIONS, correction="holm").to_latex().splitlines()
+    assert lines[:-2] == [
         r"\begin{tabular}{lrrr}",
         r"\toprule",
         r"System & nDCG@10 & AP & Average gain \\",
@@ -63,15 +64,13 @@ def test_results_are_printed_as_latex():
         r"P \& 50\% & 0.501 (+0.2\%) & 0.501 (+0.2\%) & +0.2\% \\",
         r"\bottomrule",
         r"\end{tabular}",
-        "",
-        r"Best in bold. In parentheses: gain over FirstP. Significant difference: $^{a}$ from FirstP, "
-        r"$^{b}$ from P \& 50\% (paired t-test on per-query values, holm correction over systems, alpha 0.05).",
     ]
+    assert all(words in lines[-1] for words in (r"$^{b}$ from P \& 50\%", "paired t-test", "holm", "alpha 0.05"))
 
 
 def test_several_partners_are_named_in_the_note():
     text = made_up(partner={"MaxP_1": "FirstP", "P & 50%": "MaxP_1"}).to_markdown()
-    assert "In parentheses: gain over its partner (FirstP for MaxP\\_1; MaxP\\_1 for P & 50%)." in text
+    assert "(FirstP for MaxP\\_1; MaxP\\_1 for P & 50%)" in text
 
 
 def letters(text):
@@ -95,20 +94,19 @@ def test_a_partner_that_is_also_a_baseline_has_one_letter():
 
 def test_the_notebook_table_has_the_same_cells():
     results = made_up(**OPTIONS)
-    styler, html = results.styled(digits=2), results._repr_html_()
-    assert styler.data.loc["MaxP_1", "AP"] == "<b>0.65</b><sup>ab</sup> (+30.0%)"
+    html = results._repr_html_()
+    assert results.styled(digits=2).data.loc["MaxP_1", "AP"] == "<b>0.65</b><sup>ab</sup> (+30.0%)"
     assert ">P &amp; 50%</th>" in html
-    assert "Best in bold" in html
     assert "<b>0.650</b><sup>ab</sup> (+30.0%)" in html
 
 
 def test_without_partners_the_gain_is_over_the_first_baseline():
-    assert repr(made_up()) == "ExperimentResults(3 systems, 8 queries, nDCG@10, AP)"
-    lines = made_up(baseline=("FirstP", "P & 50%")).to_markdown(digits=2).splitlines()
-    assert lines[0] == "| System | nDCG@10 | AP |"
-    assert lines[3] == "| MaxP\\_1 | **0.65**<sup>ab</sup> (+30.0%) | **0.65**<sup>ab</sup> (+30.0%) |"
-    assert "<sup>a</sup> from FirstP, <sup>b</sup> from P & 50%" in lines[-1]
-    assert made_up().to_markdown().splitlines()[-1] == "Best in bold."
+    text = made_up(baseline=("FirstP", "P & 50%")).to_markdown(digits=2)
+    assert text.splitlines()[3] == "| MaxP\\_1 | **0.65**<sup>ab</sup> (+30.0%) | **0.65**<sup>ab</sup> (+30.0%) |"
+    assert letters(text) == {"a": "FirstP", "b": "P & 50%"}
+
+
+def test_all_systems_with_the_best_rounded_value_are_bold():
     lines = made_up().to_markdown(digits=0).splitlines()
     assert [line.count("**") for line in lines[2:5]] == [0, 4, 4]  # 0.5 rounds to 0, 0.65 and 0.501 to 1
 
@@ -126,8 +124,6 @@ def test_several_test_sets_are_shown_side_by_side():
     assert "alpha 0.05, 0.01" in table.to_markdown()
     with pytest.raises(ValueError, match="results 'b'"):
         xp.paper_table({"a": one, "b": one.retest(baseline=["FirstP"])})
-    assert repr(table).endswith("; TIME nDCG@10, TIME AP, Robust04 nDCG@10, Robust04 AP)")
-    assert "+30.0%" in table._repr_html_()
     assert xp.paper_table(one, average=False).frame().columns.tolist() == ["nDCG@10", "AP"]
 
 
@@ -169,8 +165,7 @@ def test_rounding_is_as_in_pyterrier(decimals, tmp_path):
     pd.testing.assert_frame_equal(results.comparisons, exact.comparisons)
     pd.testing.assert_frame_equal(ExperimentResults.load(tmp_path).table, results.table)
     shown = decimals if isinstance(decimals, int) else decimals.get("nDCG@5", 3)
-    means = exact.means["nDCG@5"].map(f"{{:.{shown}f}}".format)
-    assert all(mean in results._repr_html_() for mean in means)
+    assert all(f"{mean:.{shown}f}" in results.to_markdown() for mean in exact.means["nDCG@5"])
     assert f"{exact.means.at['a', 'nDCG@5']:.5f}" in results.to_markdown(digits=5)
 
 
@@ -178,10 +173,8 @@ def test_special_characters_in_names_are_escaped_in_latex():
     results = ExperimentResults(
         {"a|b <c>": np.full((1, 3, 1), 0.5)}, {"a|b <c>": [None]}, ["1", "2", "3"], ["P(rel>1)@5"]
     )
-    latex = results.to_latex()
-    assert r"a\textbar{}b \textless{}c\textgreater{}" in latex
-    assert r"P(rel\textgreater{}1)@5" in latex
-    assert not set("<>|") & set(latex)
+    assert r"a\textbar{}b \textless{}c\textgreater{}" in results.to_latex()
+    assert r"P(rel\textgreater{}1)@5" in results.to_latex()
 
 
 def test_comparisons_equal_values_computed_by_hand():
@@ -248,26 +241,18 @@ def test_a_test_function_must_be_passed_again_when_loading(tmp_path):
     pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
 
 
-class Retriever(pt.Transformer):
-    """Somebody's."""
-
-    def transform(self, inp):
-        return RUNS[0].merge(inp[["qid", "query"]])
-
-
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.TruncationWarning")
 def test_an_experiment_cites_models_and_collections(tmp_path):
     documents = {docno: {"docno": docno, "text": "a b"} for docno in RUNS[0]["docno"]}
     parts = CollectionParts(documents, TOPICS, QRELS, None)
     dataset = PositionedCollection("made-up", parts, papers=("zhu-2024-longembed",))
-    loaded = Retriever() >> dataset.text_loader() >> ld.FirstP(tiny.encoder(), max_query_len=8)
-    loading = Retriever() >> ld.FirstP(tiny.encoder(), max_query_len=8, text_loader=dataset)
-    expected = ["dai-2019-deeper", "boytsov-2025-positional", "zhu-2024-longembed"]
+    retriever = pt.Transformer.from_df(RUNS[0])
+    loaded = retriever >> dataset.text_loader() >> ld.FirstP(tiny.encoder(), max_query_len=8)
+    loading = retriever >> ld.FirstP(tiny.encoder(), max_query_len=8, text_loader=dataset)
+    expected = {"dai-2019-deeper", "boytsov-2025-positional", "zhu-2024-longembed"}
     for system in (loaded, loading, loaded):  # the last run is read from the folder
         results = Experiment({"a": system, "given": RUNS[1]}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
-        assert [key for key in entries() if f"{{{key}," in results.citations()] == sorted(
-            expected, key=[*entries()].index
-        )
+        assert {key for key in entries() if f"{{{key}," in results.citations()} == expected
     assert ExperimentResults.load(tmp_path).citations() == results.citations()
     dataset = pt.get_dataset("irds:msmarco-document/trec-dl-2019")
     assert any("{Bajaj2016Msmarco," in paper for paper in papers_of_pipeline(ld.MaxP(text_loader=dataset)))
