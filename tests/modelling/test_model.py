@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +12,8 @@ import numpy as np
 import pyterrier as pt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.common.frames import Document
@@ -18,6 +21,7 @@ from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head, registered_heads
+from pyterrier_longdoc.modelling.model import blocks
 from pyterrier_longdoc.modelling.preselection import BM25Windows, FirstK
 from pyterrier_longdoc.modelling.tokens import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows, SlidingWords, Truncate, WholeText
@@ -82,6 +86,28 @@ def test_concurrent_threads_get_the_fingerprint_of_the_current_weights(roberta, 
     found = threads.run(scorer.fingerprint, scorer.fingerprint)
     assert old not in found
     assert len(set(found)) == 1
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=40),
+    characters=st.integers(1, 60),
+    pairs=st.integers(1, 12),
+)
+def test_blocks_contain_each_pair_once_within_their_limits(rows, characters, pairs):
+    texts = ["x" * (3 * text) + str(text) for _, text in rows]
+    made = list(blocks([str(query) for query, _ in rows], texts, characters=characters, pairs=pairs))
+    owners = {}
+    for block in made:
+        assert len(block.queries) == len(block.texts) == len(block.rows) <= pairs
+        # A block ends as soon as it has enough characters; a single pair may have more.
+        assert len(block.rows) == 1 or len(block.rows) * len(block.texts[0]) <= characters
+        for query, text, owned in zip(block.queries, block.texts, block.rows, strict=True):
+            assert owned == [i for i, row in enumerate(rows) if (str(row[0]), texts[i]) == (query, text)]
+            assert (query, text) not in owners
+            owners[query, text] = owned
+    assert sorted(itertools.chain(*owners.values())) == list(range(len(rows)))
+    lengths = [len(text) for block in made for text in block.texts]
+    assert lengths == sorted(lengths, reverse=True)
 
 
 def test_scores_do_not_depend_on_the_size_of_blocks(backbone, monkeypatch):

@@ -16,7 +16,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import quantized
 
 from ..support import tiny
-from ..support.systems import QRELS, reloaded, scores
+from ..support.systems import reloaded, scores
 
 pytest.importorskip("openvino")
 pytest.importorskip("nncf")
@@ -35,13 +35,9 @@ def small_random_models_pass():
 
 @pytest.fixture(scope="module")
 def candidates() -> pd.DataFrame:
-    """Forty documents of random words, for two queries."""
+    """Twenty documents of random words for each of two queries."""
     random = np.random.default_rng(0)
-    words = tiny.WORDS
-    texts = [" ".join(random.choice(words, 40)) for _ in range(40)]
-    queries = ["old dog", "snow in the city"]
-    rows = {"qid": [str(i % 2) for i in range(40)], "query": [queries[i % 2] for i in range(40)], "text": texts}
-    return pd.DataFrame({**rows, "docno": [f"d{i}" for i in range(40)]})
+    return tiny.frame(["old dog", "snow in the city"], [" ".join(random.choice(tiny.WORDS, 40)) for _ in range(20)])
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +137,7 @@ def test_copies_are_quantized_too(copied, int8, candidates):
 
 def test_a_quantized_model_cannot_be_trained(int8, candidates):
     with pytest.raises(ValueError, match="quantized"):
-        int8.fit(candidates, QRELS)
+        int8.fit(candidates, candidates[["qid", "docno"]].assign(label=1))
 
 
 def test_changed_weights_are_noticed(int8, candidates):

@@ -151,15 +151,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=slow_but(("qwen3", "gemma", "t5", "granite"), KINDS))
-def answering(request, tmp_path_factory):
-    """A language model that answers: itself, its tokenizer, its folder, and the name of its template."""
-    family, name, changes = KINDS[request.param]
-    tokenizer = tokenizer_for(name)
-    model, folder = tiny_answers.checkpoint(tmp_path_factory.mktemp("answering"), family, tokenizer, **changes)
-    return model, tokenizer, folder, name
-
-
 def assert_scores(reranker, expected):
     np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5, rtol=1e-5)
 
@@ -169,13 +160,17 @@ def t5(tmp_path) -> str:
     return tiny_answers.checkpoint(tmp_path, "t5", tokenizer_for("monot5"))[1]
 
 
-def test_scores_are_the_logits_of_the_filled_in_prompt(answering, tmp_path):
-    model, tokenizer, folder, name = answering
+@pytest.mark.parametrize("kind", slow_but(("qwen3", "gemma", "t5", "granite"), KINDS))
+def test_scores_are_the_logits_of_the_filled_in_prompt(kind, tmp_path):
+    family, name, changes = KINDS[kind]
+    tokenizer = tokenizer_for(name)
+    model, folder = tiny_answers.checkpoint(tmp_path / "model", family, tokenizer, **changes)
     template = TEMPLATES[name].within(tokenizer)
     logits = filled(model, tokenizer, template, PAIRS)[:, answers_of(tokenizer, *template.answers)]
     expected = (logits[:, 0] - logits[:, 1] if len(template.answers) == 2 else logits[:, 0]).numpy()
     assert expected.std() > 1e-2
-    for reranker in (ld.FirstP(folder, template=name, **READING), ld.MaxP(folder, template=name, **READING)):
+    for cls in (ld.FirstP, ld.MaxP):
+        reranker = cls(folder, template=name, **READING)
         assert_scores(reranker, expected)
         again = reloaded(reranker, tmp_path / "saved")
         assert again.template == name

@@ -46,26 +46,27 @@ def inputs(model, rows: pd.DataFrame) -> list[str]:
     return [" ".join(tokenizer.convert_ids_to_tokens(window.ids.tolist())) for window in windows_of(model, rows)]
 
 
-def test_the_title_precedes_the_text_in_each_window(cross_encoder):
-    model = ld.MaxP(cross_encoder, window_size=4, stride=3, **TITLED)
-    assert inputs(model, frame("red sun", BODY)) == [
-        "[CLS] old dog [SEP] red sun dog bird fish tree [SEP]",
-        "[CLS] old dog [SEP] red sun tree river mountain city [SEP]",
-        "[CLS] old dog [SEP] red sun city rain snow wind [SEP]",
-    ]
-    [window] = windows_of(model, frame("red sun", "dog bird"))
+MISSING = ("", None, np.nan)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "title", "text", "expected"),
+    [
+        (5, 5, "red sun", BODY, ["red sun dog bird fish tree river", "red sun mountain city rain snow wind"]),
+        (6, 5, "a cat", BODY, ["a cat dog bird fish tree river mountain", "a cat mountain city rain snow wind"]),
+        *((6, 4, "red sun", missing, ["red sun"]) for missing in MISSING),
+        *((5, 5, missing, BODY, ["dog bird fish tree river", "mountain city rain snow wind"]) for missing in MISSING),
+    ],
+)
+def test_the_title_precedes_the_text_in_each_window(size, stride, title, text, expected, cross_encoder):
+    model = ld.MaxP(cross_encoder, window_size=size, stride=stride, **TITLED)
+    assert inputs(model, frame(title, text)) == [f"[CLS] old dog [SEP] {window} [SEP]" for window in expected]
+
+
+def test_a_title_belongs_to_the_second_segment_and_to_the_content(cross_encoder):
+    [window] = windows_of(ld.FirstP(cross_encoder, **TITLED), frame("red sun", "dog bird"))
     assert window.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert window.content == (4, 4 + 4)
-
-
-@pytest.mark.parametrize("title", ["", None, np.nan])
-def test_missing_titles_and_texts_are_left_out_of_the_input(title, cross_encoder):
-    model = ld.MaxP(cross_encoder, window_size=6, stride=4, **TITLED)
-    assert inputs(model, frame("red sun", title)) == ["[CLS] old dog [SEP] red sun [SEP]"]
-    assert inputs(model, frame(title, BODY)) == [
-        "[CLS] old dog [SEP] dog bird fish tree river mountain [SEP]",
-        "[CLS] old dog [SEP] river mountain city rain snow wind [SEP]",
-    ]
 
 
 def test_a_long_title_is_cut_and_a_long_text_is_not(cross_encoder):

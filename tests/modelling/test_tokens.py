@@ -1,45 +1,18 @@
-"""Runs divided into blocks; tokenizers in Python; words as tokens."""
+"""Tokenizers in Python, words as tokens, and the text of windows."""
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.model import blocks
 from pyterrier_longdoc.modelling.tokens import tokenize
 from pyterrier_longdoc.modelling.words import Words
 
 from ..support.systems import QUIET, make, scores
 
 pytestmark = QUIET
-
-
-@given(
-    rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=40),
-    characters=st.integers(1, 60),
-    pairs=st.integers(1, 12),
-)
-def test_blocks_contain_each_pair_once_within_their_limits(rows, characters, pairs):
-    texts = ["x" * (3 * text) + str(text) for _, text in rows]
-    made = list(blocks([str(query) for query, _ in rows], texts, characters=characters, pairs=pairs))
-    owners = {}
-    for block in made:
-        assert len(block.queries) == len(block.texts) == len(block.rows) <= pairs
-        # A block ends as soon as it has enough characters; a single pair may have more.
-        assert len(block.rows) == 1 or len(block.rows) * len(block.texts[0]) <= characters
-        for query, text, owned in zip(block.queries, block.texts, block.rows, strict=True):
-            assert owned == [i for i, row in enumerate(rows) if (str(row[0]), texts[i]) == (query, text)]
-            assert (query, text) not in owners
-            owners[query, text] = owned
-    assert sorted(itertools.chain(*owners.values())) == list(range(len(rows)))
-    lengths = [len(text) for block in made for text in block.texts]
-    assert lengths == sorted(lengths, reverse=True)
 
 
 class Letters:
@@ -57,9 +30,6 @@ def test_a_python_tokenizer_gives_reproducible_scores_but_no_score_cache(results
     model.score_cache = tmp_path / "scores.sqlite"
     with pytest.raises(ValueError, match="score_cache"):
         model(results)
-
-
-# Words as tokens.
 
 
 @pytest.mark.parametrize(
