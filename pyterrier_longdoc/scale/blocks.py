@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +24,8 @@ from ..common.runs import frame_digest, run_parts, stages_of, substages
 BLOCK_ROWS = 100  # the unit of work of a worker, and what is lost if the job is killed
 _MOST_BLOCKS = 10_000  # maximum number of files in a folder
 
-_TERMS = {
-    "term_scores": {"token": "string", "part": "float64"},
-    "term_places": {"token": "string", "start": "int64", "end": "int64", "part": "float64"},
-}
-"""Explanation columns with tuples of mixed types, and the fields as which they are written."""
+_TERMS = ("term_scores", "term_places")
+"""Explanation columns with tuples of mixed types, which are written as JSON."""
 
 _PART_ROWS = 200_000
 _PART_BYTES = 32 * 2**20  # for Parquet files, whose rows can be documents
@@ -263,19 +261,20 @@ def as_table(frame: pd.DataFrame) -> Any:
     Lone surrogates, which Arrow refuses, become question marks, as for the models.
     """
     pa = arrow()
-    terms = [name for name in frame.columns if name in _TERMS]
-    plain = frame.drop(columns=terms)
+    for name in frame.columns.intersection(_TERMS):
+        frame = frame.assign(**{name: frame[name].map(_to_json).astype(object)})
     try:
-        table = pa.Table.from_pandas(plain, preserve_index=False)
+        table = pa.Table.from_pandas(frame, preserve_index=False)
     except UnicodeEncodeError:
-        table = pa.Table.from_pandas(_valid(plain), preserve_index=False)
+        table = pa.Table.from_pandas(_valid(frame), preserve_index=False)
     if dictionaries := [field.name for field in table.schema if "struct<" in str(field.type)]:
         raise ValueError(f"dictionaries cannot be written: drop the columns {dictionaries}, or make them JSON")
-    for name in terms:
-        rows = [list(map(tuple, row)) if isinstance(row, Sequence | np.ndarray) else None for row in frame[name]]
-        term = pa.struct([(field, pa.type_for_alias(kind)) for field, kind in _TERMS[name].items()])
-        table = table.add_column(frame.columns.get_loc(name), name, pa.array(rows, pa.list_(term)))
     return table
+
+
+def _to_json(terms: Any) -> str | None:
+    is_missing = not isinstance(terms, list | tuple | np.ndarray)
+    return None if is_missing else json.dumps(terms, default=lambda array: array.tolist())
 
 
 def _valid(frame: pd.DataFrame) -> pd.DataFrame:
@@ -299,8 +298,8 @@ def as_frame(table: Any) -> pd.DataFrame:
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for field in table.schema:
         if field.name != "features" and (pa.types.is_list(field.type) or pa.types.is_large_list(field.type)):
-            rows = table[field.name].to_pylist()
-            if field.name in _TERMS:
-                rows = [None if row is None else [list(term.values()) for term in row] for row in rows]
-            frame[field.name] = pd.Series(rows, index=frame.index, dtype=object)
+            frame[field.name] = pd.Series(table[field.name].to_pylist(), index=frame.index, dtype=object)
+    for name in frame.columns.intersection(_TERMS):
+        rows = [json.loads(row) if isinstance(row, str) else row for row in frame[name]]
+        frame[name] = pd.Series(rows, index=frame.index, dtype=object)
     return frame

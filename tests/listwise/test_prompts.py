@@ -44,8 +44,6 @@ def test_braces_in_texts_are_not_filled_in():
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"form": "chat"}, "form"),
-        ({"identifiers": "roman"}, "identifiers"),
         ({"document": "{text}"}, "document"),
         ({"document": "[{number}] {text} {title}"}, "document"),
         ({"closing": "{"}, "closing"),

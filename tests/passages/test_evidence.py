@@ -52,11 +52,6 @@ CATS = row(
 DOGS = row("dogs", "Dogs. No cat. Dogs.", ("No cat.", 4.5), rank=1)
 
 
-def test_invisible_characters_between_windows_get_no_mark():
-    parted = row("a", "A cat purrs.\u200b Cats sleep.", ("A cat purrs.", 5), ("Cats sleep.", 4))
-    assert evidence(frame(parted))["text"].tolist() == [parted["text"]]
-
-
 def test_a_document_without_visible_text_causes_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", TruncationWarning)
@@ -117,9 +112,10 @@ def test_windows_that_overlap_are_counted_and_shown_once():
     assert evidence(results, 5)["text"].tolist() == ["one two three four"]
 
 
-def test_neighbouring_windows_keep_the_white_space_between_them():
-    results = frame(row("d", " One.\n\nTwo.  Three. ", ("One.", 1), ("Two.", 2), ("Three.", 3)))
-    assert evidence(results)["text"].tolist() == ["One.\n\nTwo.  Three."]
+@pytest.mark.parametrize("between", ["\n\n", "  ", "\u200b "], ids=["lines", "spaces", "an invisible character"])
+def test_neighbouring_windows_keep_the_white_space_between_them(between):
+    results = frame(row("d", f" One.{between}Two. ", ("One.", 1), ("Two.", 2)))
+    assert evidence(results)["text"].tolist() == [f"One.{between}Two."]
 
 
 def test_each_query_has_its_own_budget():
@@ -288,10 +284,8 @@ def test_results_without_one_tokenizer_need_the_tokenizer_argument(named):
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"tokens": 0}, "tokens"),
         ({"at_least": 3000}, "at_least"),
         ({"tokens": 300, "at_least": 200, "at_most": 100}, "at_least=200"),
-        ({"at_most": 0}, "at_most"),
         ({"text_field": ()}, "text_field"),
         ({"repeat": "title"}, "repeat='title'"),
     ],
