@@ -22,14 +22,6 @@ ANSWER_AGAIN = (
     "nothing else, written like this: [2] > [1]"
 )
 
-FIRST_TOKEN_PROMPT = ListwisePrompt(
-    identifiers="letters",
-    closing=(
-        "Query: {query}\n\nThose were all {n} documents. Which one is the most relevant to the query? Answer with its "
-        "letter and nothing else."
-    ),
-)
-
 
 class AnswerForm(Cited, ABC):
     """Asks a model for an order of documents and reads its answer."""
@@ -92,9 +84,8 @@ class FirstToken(ReprMixin, AnswerForm):
     documents with letters, or 9 with numbers, because 12 can begin with the token 1.
 
     A server returns at most `top_logprobs` log-probabilities, including those of other tokens. Documents without one
-    are ranked below the others in their previous order. A warning is issued and they count as `llm_missing`, like
-    documents left out of a written ranking. A reply without any identifier is a failure (`on_failure`). It is not
-    retried, because the next reply would be the same.
+    are ranked below the others in their previous order and count as `llm_missing`, like documents left out of a written
+    ranking. A reply without any identifier is a failure (`on_failure`), without retries.
 
     Args:
         top_logprobs: the number of log-probabilities to request, at least the number of documents in a prompt. OpenAI
@@ -105,7 +96,13 @@ class FirstToken(ReprMixin, AnswerForm):
 
     top_logprobs: int = argument(20, at_least=1)
 
-    prompt = FIRST_TOKEN_PROMPT
+    prompt = ListwisePrompt(
+        identifiers="letters",
+        closing=(
+            "Query: {query}\n\nThose were all {n} documents. Which one is the most relevant to the query? Answer with "
+            "its letter and nothing else."
+        ),
+    )
     asks_again = False
 
     def __post_init__(self) -> None:

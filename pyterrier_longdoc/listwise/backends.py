@@ -267,8 +267,7 @@ class HuggingFaceBackend:
         import torch
 
         with _GENERATING, torch.inference_mode():
-            model, tokenizer = self._load()
-            inputs, length = self._inputs(messages, self.parameters.get("max_new_tokens", 1))
+            model, tokenizer, inputs, length = self._prepare(messages, self.parameters.get("max_new_tokens", 1))
             generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
             answer = generated[0, length:]
             return Reply(tokenizer.decode(answer, skip_special_tokens=True), length, len(answer))
@@ -282,8 +281,7 @@ class HuggingFaceBackend:
         import torch
 
         with _GENERATING, torch.inference_mode():
-            model, tokenizer = self._load()
-            inputs, length = self._inputs(messages, 1)
+            model, tokenizer, inputs, length = self._prepare(messages, 1)
             logits = model(**inputs, logits_to_keep=1).logits[0, -1].float()
             logprobs = torch.log_softmax(logits, -1)
             if not self._ids:
@@ -292,8 +290,8 @@ class HuggingFaceBackend:
             values = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
             return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=values)
 
-    def _inputs(self, messages: Sequence[Message], answer: int) -> tuple[Any, int]:
-        """Return a conversation as input of the model, and its number of tokens."""
+    def _prepare(self, messages: Sequence[Message], answer: int) -> tuple[Any, Any, Any, int]:
+        """Return model and tokenizer, and a conversation as input with its number of tokens."""
         model, tokenizer = self._load()
         inputs = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -304,7 +302,7 @@ class HuggingFaceBackend:
             raise ContextOverflowError(
                 f"{self!r}: prompt and answer have {length + answer} tokens, but the model allows {positions}"
             )
-        return inputs, length
+        return model, tokenizer, inputs, length
 
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:

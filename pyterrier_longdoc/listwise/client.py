@@ -46,9 +46,9 @@ class LLMClient:
 
     Args:
         llm: a backend, or a function from messages to text.
-        cache: a SQLite file of replies; several threads and processes can use it. Replies are found by a hash of model,
-            settings and messages; API keys and addresses are not stored. Cached replies cost nothing. A reply is stored
-            before it is used, so that none is lost when a run is stopped. None for no cache.
+        cache: a SQLite file of replies, found by a hash of model, settings and messages; API keys and addresses are not
+            stored. Several threads and processes can use it. A reply is stored before it is used, so that none is lost
+            when a run is stopped. None for no cache.
         prices: the prices per million tokens.
         max_cost: no call starts once this amount is spent, including earlier replies of this model in the cache. Calls
             in progress, one per thread, can still exceed it. Needs `prices`.
@@ -196,10 +196,7 @@ def read_reply(
     request: str,
     retries: int,
 ) -> tuple[Parsed | None, list[Reply]]:
-    """Parse a reply; if this fails, ask again with the conversation, the reply and `request`.
-
-    Returns the parsed answer (None after all retries) and the unreadable replies.
-    """
+    """Parse a reply, or ask again with the conversation, the reply and `request`; also return unreadable replies."""
     unreadable: list[Reply] = []
     while (parsed := parse(reply)) is None:
         unreadable.append(reply)

@@ -76,8 +76,7 @@ class Ledger:
 
     Args:
         prices: the prices; without them all costs are zero.
-        max_cost: no call starts once `earlier_cost` plus the cost reaches it. Calls in progress, one per thread, can
-            still exceed it. Replayed calls are free. None for no cap.
+        max_cost: no call starts once `earlier_cost` plus the cost reaches it. None for no cap.
         earlier_cost: the cost of replies that were already in the cache.
 
     Attributes:

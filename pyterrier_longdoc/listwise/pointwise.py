@@ -61,9 +61,7 @@ class Pointwise(LLMReranker):
         grades: the number of grades, from 0. The score is the mean grade, weighted by probability.
         top_logprobs: the number of log-probabilities to request from a server; OpenAI returns at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
-        max_prompt_tokens: the maximum number of tokens in a prompt, to which documents are truncated: the model's
-            context minus one. None sets no limit; if the server refuses a prompt as too long, its document is shortened
-            by a quarter at a time.
+        max_prompt_tokens: as for `RankGPT`; the model's context minus one.
         on_failure: what to do if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"` to
             score the document one below the lowest score of its query (0 if there is none).
 
@@ -87,9 +85,7 @@ class Pointwise(LLMReranker):
         return [*super().cited(), *(["zhuang-2024-beyond"] if self.grades else [])]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a new frame with the same rows, order, index and columns, and new `score` and `rank`.
-
-        Columns that explain the scores of an earlier model are left out.
+        """Return a new frame with new `score` and `rank`, without columns that explain scores of an earlier model.
 
         Raises:
             NoLogprobsError: if the model replies without log-probabilities.

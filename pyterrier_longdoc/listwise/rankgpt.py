@@ -48,11 +48,10 @@ class RankGPT(LLMReranker):
         llm: an `LLMClient` (with cache, prices and spend cap), a backend (`OpenAIBackend`, `HuggingFaceBackend`) or a
             function from a list of `{"role", "content"}` messages to a string.
         schedule: selects the documents of each prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
-            `TopDown`, `ParallelBlocks`, `Tournament`, `SetwiseHeapsort`, `SetwiseInsertion`, `PairwiseAll`,
-            `PairwiseBubble`, or your own.
+            another one of `pyterrier_longdoc.listwise.schedules`, or your own.
         top_k: the number of documents to rerank per query; the others keep their order below. None for all.
         preselect: selects at most `k` passages of a document for each query: `FirstK`, `BM25Windows`,
-            `EmbeddingWindows` or `CrossEncoderWindows`. None uses the beginning of documents.
+            `EmbeddingWindows` or `CrossEncoderWindows`.
         windows: the passages from which `preselect` selects, in tokens that are words and punctuation marks. Default:
             as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
         max_doc_len: the maximum number of tokens of a document in a prompt; None for all, at higher cost.
@@ -83,8 +82,7 @@ class RankGPT(LLMReranker):
     Attributes:
         coverage: how much of the documents was in the prompts of the last `transform`; None before.
         counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
-        rounds: for each query of the last `transform`, the number of documents in each prompt of each round; None
-            before. Prompts of a round are independent.
+        rounds: for each query of the last `transform`, the number of documents in each prompt of each round.
 
     Example:
         `bm25 >> ld.RankGPT(ld.LLMClient(ld.OpenAIBackend("gpt-4.1-mini"), cache="replies.db"))`
@@ -114,9 +112,7 @@ class RankGPT(LLMReranker):
         return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a new frame with the same rows, order, index and columns, and new `score` and `rank`.
-
-        Columns that explain the scores of an earlier model are left out.
+        """Return a new frame with new `score` and `rank`, without columns that explain scores of an earlier model.
 
         Raises:
             ValueError: for invalid arguments, or a qid with several queries.

@@ -61,11 +61,11 @@ def rerank_to_disk(
 ) -> Work:
     """Rerank candidates that need not fit into memory, and write the results to a folder block by block.
 
-    A block is one query, or several until they have 100 rows (or more rows, to limit the number of blocks to 10,000).
-    The pipeline processes the blocks one by one and writes each as a Parquet file. After an interruption, the same call
-    continues: finished blocks are kept, and the current one is scored again (a model with `score_cache=` only repeats
-    the last two seconds). Several processes, on one machine or on several with a shared file system, can divide the
-    work by `shard`. Lone surrogates, which files cannot store, are written as question marks, as models read them.
+    A block is one query, or several until they have 100 rows (or more rows, to limit the number of blocks to 10,000),
+    and becomes a Parquet file. After an interruption, the same call continues: finished blocks are kept, and the
+    current one is scored again (a model with `score_cache=` only repeats the last two seconds). Several processes, on
+    machines with a shared file system, can divide the work by `shard`. Lone surrogates, which files cannot store, are
+    written as question marks, as models read them.
 
     Args:
         pipeline: a reranker, or a pipeline that starts with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
