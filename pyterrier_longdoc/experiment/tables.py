@@ -61,9 +61,7 @@ class PaperTable:
     average: bool = False
 
     def __repr__(self) -> str:
-        systems = dict.fromkeys(name for results in self.results.values() for name in results.names)
-        columns = [f"{test_set} {m}".strip() for test_set, results in self.results.items() for m in results.measures]
-        return f"PaperTable({', '.join(systems)}; {', '.join(columns)})"
+        return self.to_markdown()
 
     def _repr_html_(self) -> str:
         return self.styled().to_html()

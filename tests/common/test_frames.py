@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pyterrier as pt
 import pytest
@@ -11,7 +9,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc import analysis
 from pyterrier_longdoc.common.frames import relevance_of, with_text
-from pyterrier_longdoc.data import FolderDataset, from_passage_qrels, read_far_relevant
+from pyterrier_longdoc.data import from_passage_qrels
 from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, fit_seeds, k_fold_fit, make_groups
 
@@ -26,56 +24,34 @@ RUN = pt.model.add_ranks(RUN.merge(TOPICS, on="qid")).assign(text="one two", pro
 DOCUMENTS = [{"docno": f"d{i}", "text": "one two"} for i in range(1, 4)]
 
 
-def written(folder, qrels, documents, topics):
-    """Files of a collection, and their folder."""
-    lines = [f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False)]
-    (folder / "qrels.txt").write_text("\n".join(lines))
-    (folder / documents).write_text("\n".join(map(json.dumps, DOCUMENTS)))
-    (folder / topics).write_text("\n".join("\t".join(row) for row in TOPICS.itertuples(index=False)))
-    return folder
-
-
-def released(folder, qrels):
-    """A collection in the format of MS MARCO FarRelevant, and its folder."""
-    (folder / "test").mkdir()
-    written(folder / "test", qrels, "unused.jsonl", "unused.tsv")
-    rows = {"AnswerFields.jsonl": DOCUMENTS, "QuestionFields.jsonl": TOPICS.to_dict("records")}
-    for name, texts in rows.items():
-        named = [{"DOCNO": row.get("docno", row.get("qid")), "text_raw": row.get("text", "a cat")} for row in texts]
-        (folder / "test" / name).write_text("\n".join(map(json.dumps, named)))
-    return folder
-
-
 CALLS = {
-    "Experiment": lambda qrels, _: ld.Experiment({"run": RUN}, TOPICS, qrels, ["AP"]),
-    "Calibrated": lambda qrels, _: ld.Calibrated(pt.Transformer.identity()).fit(RUN, qrels),
-    "fit": lambda qrels, _: ld.MaxP().fit(RUN, qrels),
-    "validation": lambda qrels, _: ld.MaxP().fit(RUN, QRELS, RUN, qrels),
-    "fit_seeds": lambda qrels, _: fit_seeds(ld.MaxP(), [0], RUN, qrels),
-    "fit_in_turn": lambda qrels, _: fit_in_turn(ld.MaxP(), [RUN], qrels, training=[ld.TrainingArgs()]),
-    "k_fold_fit": lambda qrels, _: k_fold_fit(ld.MaxP(), RUN, qrels, [["q1"], ["q2"]]),
-    "make_groups": lambda qrels, _: make_groups(RUN, qrels),
-    "add_judged": lambda qrels, _: add_judged(RUN, qrels),
-    "evaluate": lambda qrels, _: evaluate(RUN, qrels, "AP"),
-    "reliability": lambda qrels, _: ld.reliability(RUN, qrels),
-    "relevant_positions": lambda qrels, _: ld.relevant_positions(
+    "Experiment": lambda qrels: ld.Experiment({"run": RUN}, TOPICS, qrels, ["AP"]),
+    "Calibrated": lambda qrels: ld.Calibrated(pt.Transformer.identity()).fit(RUN, qrels),
+    "fit": lambda qrels: ld.MaxP().fit(RUN, qrels),
+    "validation": lambda qrels: ld.MaxP().fit(RUN, QRELS, RUN, qrels),
+    "fit_seeds": lambda qrels: fit_seeds(ld.MaxP(), [0], RUN, qrels),
+    "fit_in_turn": lambda qrels: fit_in_turn(ld.MaxP(), [RUN], qrels, training=[ld.TrainingArgs()]),
+    "k_fold_fit": lambda qrels: k_fold_fit(ld.MaxP(), RUN, qrels, [["q1"], ["q2"]]),
+    "make_groups": lambda qrels: make_groups(RUN, qrels),
+    "add_judged": lambda qrels: add_judged(RUN, qrels),
+    "evaluate": lambda qrels: evaluate(RUN, qrels, "AP"),
+    "reliability": lambda qrels: ld.reliability(RUN, qrels),
+    "relevant_positions": lambda qrels: ld.relevant_positions(
         TOPICS, qrels, DOCUMENTS, passages=TOPICS.assign(text="one")
     ),
-    "nonrelevant": lambda qrels, _: analysis.nonrelevant(RUN, qrels),
-    "by_document_length": lambda qrels, _: analysis.by_document_length(None, qrels, {"d1": 3}),
-    "agreement with people": lambda qrels, _: analysis.agreement(QRELS, qrels),
-    "agreement of a judge": lambda qrels, _: analysis.agreement(qrels, QRELS),
-    "far_relevant": lambda qrels, _: ld.far_relevant(DOCUMENTS, TOPICS, qrels),
-    "from_passage_qrels": lambda qrels, _: from_passage_qrels(DOCUMENTS, DOCUMENTS, TOPICS, qrels),
-    "folder": lambda qrels, path: FolderDataset(written(path, qrels, "docs.jsonl", "topics.tsv")).get_qrels(),
-    "far_relevant files": lambda qrels, path: read_far_relevant(released(path, qrels)),
+    "nonrelevant": lambda qrels: analysis.nonrelevant(RUN, qrels),
+    "by_document_length": lambda qrels: analysis.by_document_length(None, qrels, {"d1": 3}),
+    "agreement with people": lambda qrels: analysis.agreement(QRELS, qrels),
+    "agreement of a judge": lambda qrels: analysis.agreement(qrels, QRELS),
+    "far_relevant": lambda qrels: ld.far_relevant(DOCUMENTS, TOPICS, qrels),
+    "from_passage_qrels": lambda qrels: from_passage_qrels(DOCUMENTS, DOCUMENTS, TOPICS, qrels),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_contradictory_judgements_are_refused_by_their_pair(call, tmp_path):
-    with pytest.raises(ValueError, match="the document 'd1' has the labels 1 and 0 for the query 'q1': keep one"):
-        call(pd.concat([QRELS, AGAIN]), tmp_path)
+def test_contradictory_judgements_are_refused_by_their_pair(call):
+    with pytest.raises(ValueError, match="'d1' has the labels 1 and 0 for the query 'q1'"):
+        call(pd.concat([QRELS, AGAIN]))
 
 
 def test_two_different_grades_of_a_pair_are_refused():

@@ -29,9 +29,12 @@ def test_values_are_restored_exactly(path):
     again = pickle.loads(pickle.dumps(store))
     assert again.get_many([*items, "d", "absent"]) == {**items, "d": 1.5}
     assert len(again) == len(list(again.values())) == 4
+
+
+def test_more_values_than_sqlite_takes_in_a_query_are_found(path):
     many = {f"{number}": number for number in range(2000)}
-    again.put_many(many)
-    assert store.get_many(many) == many
+    Store(path).put_many(many)
+    assert Store(path).get_many(many) == many
 
 
 def test_a_relative_path_is_resolved_when_it_is_given(tmp_path, monkeypatch):

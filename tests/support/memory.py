@@ -13,22 +13,12 @@ ALIGNMENT = 64
 """Bytes of which the address of a weight is a multiple, as torch's own allocator has it on a CPU."""
 
 
-def peak() -> float:
-    """The most MB that it has had, Python and weights included."""
-    return _status("VmHWM")
-
-
-def present() -> float:
-    """The MB that it has."""
-    return _status("VmRSS")
-
-
 def growth(run: Callable[[], Any]) -> float:
     """MB by which it grows at most while `run` runs."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
-    before = present()
+    before = _status("VmRSS")
     run()
-    return peak() - before
+    return _status("VmHWM") - before
 
 
 def _status(name: str) -> float:
