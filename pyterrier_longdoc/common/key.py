@@ -131,7 +131,13 @@ class _Describer:
 
     def _stage(self, stage: pt.Transformer) -> Any:
         if any(cls.__module__.startswith("pyterrier.terrier.") for cls in type(stage).__mro__):
-            return self.describe({"transformer": type(stage), **_attributes_of_terriers(stage)})
+            # Some arguments of Terrier's constructors are not inspectable.
+            values = {name.lstrip("_"): value for name, value in vars(stage).items()}
+            if isinstance(stage, pt.terrier.TextScorer):  # adds two redundant controls when it scores
+                implied = {"termpipelines", "decorate_batch"}
+                controls = {k: v for k, v in stage.kwargs.get("controls", {}).items() if k not in implied}
+                values["kwargs"] = {**stage.kwargs, "controls": controls}
+            return self.describe({"transformer": type(stage), **values})
         try:
             attributes = pt.inspect.transformer_attributes(stage, strict=False)
         except (pt.inspect.InspectError, ValueError):
@@ -180,13 +186,3 @@ def _parts(value: Any) -> list[Any]:
         return list(value.code_parts())
     roles = {f.name: f.metadata.get("role") for f in fields(value)} if is_dataclass(value) else {}
     return [getattr(value, name) for name, role in roles.items() if role not in ("computing", "call")]
-
-
-def _attributes_of_terriers(stage: pt.Transformer) -> dict[str, Any]:
-    """Return all attributes of a Terrier transformer, because some arguments of constructors are not inspectable."""
-    values = {name.lstrip("_"): value for name, value in vars(stage).items()}
-    if isinstance(stage, pt.terrier.TextScorer):  # adds two redundant controls when it scores
-        implied = {"termpipelines", "decorate_batch"}
-        controls = {k: v for k, v in stage.kwargs.get("controls", {}).items() if k not in implied}
-        values["kwargs"] = {**stage.kwargs, "controls": controls}
-    return values

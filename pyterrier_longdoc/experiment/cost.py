@@ -37,15 +37,6 @@ class Cost:
         values = {f.name: [getattr(cost, f.name) for cost in costs] for f in fields(cls)}
         return cls(**{name: max(numbers) if "memory" in name else sum(numbers) for name, numbers in values.items()})
 
-    def add_coverage(self, stage: Any) -> None:
-        """Add the `coverage` of a reranker's last run; other stages add nothing."""
-        coverage = getattr(stage, "coverage", None)
-        if coverage is not None:
-            self.texts += coverage.documents
-            self.tokens += coverage.tokens
-            self.tokens_read += coverage.tokens_read
-            self.windows += coverage.windows
-
 
 @contextmanager
 def measuring(cost: Cost) -> Iterator[None]:

@@ -94,12 +94,11 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         efficiency: measure time, memory and the amount of text read, after a warm-up. Do not use a `score_cache` here:
             cached scores take no time.
         save_dir: folder for runs, results and tables (CSV, Markdown, LaTeX). After an interruption, a second call with
-            the same folder continues: finished runs are read from it.
+            the same folder continues.
         save_mode: how to treat existing runs in `save_dir`, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them
             or raise an `"error"`. Unlike in `pt.Experiment`, a run is reused only if the same pipeline made it.
-            Weights, settings, first stage and topics are compared by content, transformers of other packages by
-            arguments and version. Factories are always called; the run of the returned pipeline can be reused. A run is
-            computed again if its index was rebuilt, or if a stage could have changed unnoticed: a function
+            Weights, settings, first stage, index and topics are compared by content, transformers of other packages by
+            arguments and version. A run is computed again if a stage could have changed unnoticed: a function
             (`pt.apply`), a class defined in your script or notebook, or an index in memory.
         verbose: show a progress bar over the runs.
 

@@ -125,9 +125,11 @@ class ExperimentResults:
         correction, `reject` and `p-value corrected`. With several baselines, these columns end in `(baseline)`. Several
         seeds add `std`; partners add `gain` (0.05 is +5 %), `gain p-value` and so on.
         """
-        table = self._round(self.means).reset_index()
+        decimals = dict(self.round) if isinstance(self.round, Mapping) else self.round
+        means, stds = (f if decimals is None else f.round(decimals) for f in (self.means, self.stds))
+        table = means.reset_index()
         if any(len(values) > 1 for values in self.values.values()):
-            table = pd.concat([table, self._round(self.stds).add_suffix(" std").reset_index(drop=True)], axis=1)
+            table = pd.concat([table, stds.add_suffix(" std").reset_index(drop=True)], axis=1)
         statistics, columns = self.statistics, ["+", "-", "p-value"]
         if statistics.correction is not None:
             columns += ["reject", "p-value corrected"]
@@ -145,12 +147,6 @@ class ExperimentResults:
                     # A system is not compared to itself: `reject` is False, the other columns are missing.
                     table[title] = (values.eq(True) if column == "reject" else values.astype("float64")).to_numpy()
         return table
-
-    def _round(self, values: pd.DataFrame) -> pd.DataFrame:
-        """Round values with one column per measure according to `round`."""
-        if self.round is None:
-            return values
-        return values.round(dict(self.round) if isinstance(self.round, Mapping) else self.round)
 
     def retest(self, **changes: Any) -> ExperimentResults:
         """Compare the same values with other `Statistics`, e.g. `test="wilcoxon", baseline="BM25"`."""

@@ -52,8 +52,8 @@ class EvaluatedRun:
 class Runner:
     """Computes runs or loads finished ones, and evaluates them.
 
-    The output of all stages but the last is kept for the next pipeline, so that pipelines with the same first-stage and
-    text-loader objects run them once. It is discarded when a factory is called, because it may change these objects.
+    The output of all stages but the last is kept for the next pipeline, so that pipelines with the same objects for
+    these stages run them once. It is discarded when a factory is called, because it may change these objects.
     """
 
     topics: pd.DataFrame
@@ -86,7 +86,7 @@ class Runner:
         if not isinstance(part.source, pt.Transformer):
             self.last_candidates = None
         pipeline = part.make()
-        if not isinstance(pipeline, pt.Transformer):
+        if isinstance(pipeline, pd.DataFrame):
             if self.folder is not None:
                 self.folder.write(part, pipeline, None, None)
             return pipeline
@@ -125,8 +125,10 @@ class Runner:
             with measuring(cost) if self.efficiency else nullcontext():
                 frame = last.transform(candidates)
             cost.seconds = seconds + time.perf_counter() - begin
-            if self.efficiency:
-                cost.add_coverage(last)
+            coverage = getattr(last, "coverage", None) if self.efficiency else None
+            if coverage is not None:
+                cost.texts, cost.windows = coverage.documents, coverage.windows
+                cost.tokens, cost.tokens_read = coverage.tokens, coverage.tokens_read
             costs.append(cost)
             frames.append(frame[[column for column in ("qid", "docno", "score") if column in frame.columns]])
         return pd.concat(frames, ignore_index=True), Cost.total(costs)

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -159,11 +160,7 @@ class RunFolder:
                 other.unlink()
         path = _run_file(self.folder, part.system, part.seed, part.fold)
         write_run(run, path, part.system)
-        notes = {
-            "key": run_key,
-            "cost": None if cost is None else asdict(cost),
-            "versions": self.settings["versions"],
-        }
+        notes = {"key": run_key, "cost": cost and asdict(cost), "versions": self.settings["versions"]}
         write_lines(_notes_of(path), [json.dumps(notes, indent=1)])
 
 
@@ -189,10 +186,8 @@ def experiment_settings(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequ
     """Return the topics, folds, seeds and versions that the runs depend on, for JSON."""
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(name for name in ("torch", "transformers") if name in sys.modules)):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed as a package"
     return {
         "topics": {"queries": len(topics), "digest": frame_digest(topics)},
         "folds": [fold.test_topics["qid"].tolist() for fold in folds],
