@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import replace
@@ -94,19 +93,18 @@ def test_concurrent_threads_get_the_fingerprint_of_the_current_weights(roberta, 
     pairs=st.integers(1, 12),
 )
 def test_blocks_contain_each_pair_once_within_their_limits(rows, characters, pairs):
-    texts = ["x" * (3 * text) + str(text) for _, text in rows]
-    made = list(blocks([str(query) for query, _ in rows], texts, characters=characters, pairs=pairs))
-    owners = {}
+    given_pairs = [(str(query), "x" * (3 * text) + str(text)) for query, text in rows]
+    queries, texts = [query for query, _ in given_pairs], [text for _, text in given_pairs]
+    made = list(blocks(queries, texts, characters=characters, pairs=pairs))
     for block in made:
         assert len(block.queries) == len(block.texts) == len(block.rows) <= pairs
         # A block ends as soon as it has enough characters; a single pair may have more.
         assert len(block.rows) == 1 or len(block.rows) * len(block.texts[0]) <= characters
-        for query, text, owned in zip(block.queries, block.texts, block.rows, strict=True):
-            assert owned == [i for i, row in enumerate(rows) if (str(row[0]), texts[i]) == (query, text)]
-            assert (query, text) not in owners
-            owners[query, text] = owned
-    assert sorted(itertools.chain(*owners.values())) == list(range(len(rows)))
-    lengths = [len(text) for block in made for text in block.texts]
+    found = [pair for block in made for pair in zip(block.queries, block.texts, block.rows, strict=True)]
+    owners = {(query, text): owned for query, text, owned in found}
+    assert len(owners) == len(found) == len(set(given_pairs))
+    assert all(owned == [i for i, pair in enumerate(given_pairs) if pair == own] for own, owned in owners.items())
+    lengths = [len(text) for _, text, _ in found]
     assert lengths == sorted(lengths, reverse=True)
 
 

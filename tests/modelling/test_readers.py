@@ -29,7 +29,6 @@ from pyterrier_longdoc.modelling.templates import Template
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText
 
 from ..support import tiny
-from ..support.systems import slow_but
 
 CLS, SEP, PAD = 101, 102, 9
 BERT = Specials(prefix=(CLS,), middle=(SEP,), suffix=(SEP,), types=(0, 0, 0, 1, 1), pad_id=PAD)
@@ -119,22 +118,6 @@ def test_inputs_of_a_pass_are_padded_at_their_end():
 
 
 # Readers.
-
-
-@pytest.mark.parametrize("family", slow_but(("bert", "roberta", "modernbert"), tiny.FAMILIES))
-def test_inputs_of_the_pair_layout_equal_those_of_the_tokenizer(family, tmp_path):
-    loaded = load_backbone(tiny.checkpoint(tmp_path, family))
-    reader, tokenizer = PairReader(loaded, asked(GreedyChunks())), loaded.tokenizer
-    queries, texts = ["old dog", "snow", ""], ["a cat and a bird", "rain. sun.", ""]
-    pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts))
-    for query, text, pair in zip(queries, texts, pairs, strict=True):
-        [one], expected = pair.windows, tokenizer([query], [text])
-        assert one.ids.tolist() == expected["input_ids"][0]
-        assert one.positions is one.mask is None
-        if one.types is not None:
-            assert one.types.tolist() == expected["token_type_ids"][0]
-    assert (reader.specials.types is not None) == (family in ("bert", "electra"))
-    assert len(reader.specials) == (4 if "roberta" in family else 3)
 
 
 def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_path):
