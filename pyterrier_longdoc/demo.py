@@ -135,31 +135,27 @@ def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
 def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> Any:
     """Draw a panel for an experiment with one baseline and one for moved passages, with 95 % intervals.
 
-    The bar of the baseline is grey; systems with a significant difference from it have a star.
+    The first panel's intervals are normal approximations over topics. Its bar of the baseline is grey; systems with a
+    significant difference from it have a star.
     """
     # Without pyplot, so that the backend of the caller does not matter: the figure is saved or shown by a notebook.
     figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
     figure = figures.Figure(figsize=(5.2 if moved is None else 10.4, 3.8), layout="constrained")
-    axes = figure.subplots(1, 1 if moved is None else 2, squeeze=False)[0]
-    _draw_systems(axes[0], natural)
+    ax, *others = figure.subplots(1, 1 if moved is None else 2, squeeze=False)[0]
     if moved is not None:
-        moved.plot(ax=axes[1]).set_ylim(0, 1.02)
-    return figure
-
-
-def _draw_systems(ax: Any, results: ExperimentResults) -> None:
-    """Draw bars of the first measure, with intervals by normal approximation over topics."""
-    measure, (baseline,) = results.measures[0], results.statistics.baseline
-    rows = results.comparisons[results.comparisons["measure"] == measure]
+        moved.plot(ax=others[0]).set_ylim(0, 1.02)
+    measure, (baseline,) = natural.measures[0], natural.statistics.baseline
+    rows = natural.comparisons[natural.comparisons["measure"] == measure]
     different = set(rows.loc[rows["reject"], "name"])
-    values = pd.DataFrame({name: array[:, 0] for name, array in results.query_values.items()})
-    names = [f"{name} *" if name in different else name for name in results.names]
-    colours = ["0.6" if name == baseline else COLOURS[0] for name in results.names]
+    values = pd.DataFrame({name: array[:, 0] for name, array in natural.query_values.items()})
+    names = [f"{name} *" if name in different else name for name in natural.names]
+    colours = ["0.6" if name == baseline else COLOURS[0] for name in natural.names]
     ax.barh(names, values.mean(), xerr=1.96 * values.sem(), color=colours, capsize=3)
     ax.invert_yaxis()
     ax.set_title("documents as they are", fontsize="medium")
     ax.set_xlabel(f"{measure}, {len(values)} topics; * differs from {baseline}")
     ax.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES) -> pd.DataFrame:
@@ -174,7 +170,7 @@ def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES)
 
 def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
     """Return RR by place, with p-values against a random order and of the worst against the best place."""
-    rows = pd.DataFrame({"system": moved.names})
+    rows = pd.DataFrame({"system": next(iter(moved.groups.values())).names})
     for place, results in moved.groups.items():
         table = readable_table(results.table, results.measures)
         rows[f"RR {place}"], rows[f"p {place}"] = table["RR"], table["RR p (Holm)"]

@@ -118,11 +118,6 @@ class PositionEffectiveness:
         return finish(ax, marker_legend(meaning))
 
     @property
-    def names(self) -> list[str]:
-        """The names of the systems."""
-        return self._first.names
-
-    @property
     def _first(self) -> ExperimentResults:
         return next(iter(self.groups.values()))
 

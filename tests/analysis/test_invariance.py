@@ -23,15 +23,6 @@ def check(model, results=None, **arguments) -> pd.DataFrame:
     return ld.check_invariance(model, results, verbose=False, **arguments).set_index("check")
 
 
-def test_a_sound_model_passes_all_checks(results):
-    table = check(make("MaxP", device="cpu"), results)
-    assert list(table.index) == CHECKS
-    assert table["passed"].dropna().all()
-    assert table["same_order"].dropna().all()
-    assert table.loc[["alone", "padding"], "difference"].max() < 1e-5
-    assert 1e-5 < table.loc["dtype bfloat16", "difference"] < 0.1
-
-
 def test_checks_do_not_change_model_rows_or_random_numbers(results):
     model = make("MaxP", device="cpu")
     before = results.copy()
@@ -114,6 +105,7 @@ def test_padding_is_checked_even_if_a_pass_has_room_for_one_row(limit, results, 
 def test_every_kind_of_model_passes(name, results):
     model = make(name, device="cpu")
     table = check(model, results)
+    assert list(table.index) == CHECKS
     assert table["passed"].dropna().all()
     assert table.loc[["alone", "padding"], "passed"].all()
     assert table.loc["dtype bfloat16", "difference"] > 0

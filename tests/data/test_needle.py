@@ -105,13 +105,7 @@ def test_needles_can_be_passed():
         ({"documents": 700}, "needles"),
         ({"background": ["", " \n"]}, "background"),
         ({"build": needle, "needles": [("a", "b")] * 100}, "needles"),
-        *(
-            (
-                {"build": needle, "needles": [("a", str(i)) for i in range(10)] + [("a", blank)]},
-                "needles=",
-            )
-            for blank in (" ", "\u200b")
-        ),
+        ({"build": needle, "needles": [("a", "\u200b"), *(("a", str(i)) for i in range(10))]}, "needles="),
         ({"build": needle, "needles": [("a", f"Yes{'!' * i}") for i in range(1, 11)]}, "Yes!"),
     ],
 )
