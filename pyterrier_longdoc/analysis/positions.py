@@ -316,11 +316,11 @@ def _locate_all(
     """Return the row of the first passage of each pair."""
     is_known = {"docno", "start", "end"} <= set(passages.columns)
     check_columns(passages, ("qid", "docno", "start", "end") if is_known else ("qid", "text"), "passages")
-    keys = [as_strings(passages[name]).to_numpy() for name in (["qid", "docno"] if is_known else ["qid"])]
-    passages_of = dict(list(passages.groupby(keys if is_known else keys[0])))
+    keys = ["qid", "docno"] if is_known else ["qid"]
+    passages_of = dict(list(passages.groupby([as_strings(passages[name]).to_numpy() for name in keys])))
     rows: list[dict[str, Any]] = []
     for qid, docno in zip(pairs["qid"], pairs["docno"], strict=True):
-        document, own = read(docno), passages_of.get((qid, docno) if is_known else qid, passages.head(0))
+        document, own = read(docno), passages_of.get((qid, docno)[: len(keys)], passages.head(0))
         if document is None:
             rows.append({"reason": NOT_THERE})
         elif not len(document):

@@ -74,8 +74,9 @@ def read_mldr(
     corpus = _tables(folder, "corpus", hub)
     paths = {split: _tables(folder, split, hub, required=splits is not None) for split in splits or choices}
     files = {split: paths[split] for split in paths if paths[split]} or {"test": _tables(folder, "test", hub)}
-    settings: dict[str, Any] = {"default": "test" if "test" in files else None, "papers": ("chen-2024-m3",)}
-    return PositionedCollection("mldr", partial(_mldr, corpus, files), tokenizer=tokenizer, variants=files, **settings)
+    default, papers = "test" if "test" in files else None, ("chen-2024-m3",)
+    parts = partial(_mldr, corpus, files)
+    return PositionedCollection("mldr", parts, tokenizer=tokenizer, default=default, variants=files, papers=papers)
 
 
 def _mldr(corpus: list[Path], files: dict[str, list[Path]]) -> CollectionParts:

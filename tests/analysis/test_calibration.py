@@ -79,7 +79,7 @@ def test_nonrelevant_documents_are_those_below_relevant_from_or_unjudged():
     assert nonrelevant(run, qrels, relevant_from=2)["docno"].tolist() == ["a", "b", "a"]
 
 
-def test_calibration_needs_scores_of_all_chunks():
+def test_calibration_needs_scores_of_all_chunks_and_documents_with_known_positions():
     found, gold = simulated(3, signal=6)
     stopped = JudgedDocument(200, found.judged[0].chunks, CHUNKS, np.array([1.0]))
     for without in (RelevantPositions(found.frame), RelevantPositions(found.frame.head(1), [stopped])):
@@ -87,9 +87,5 @@ def test_calibration_needs_scores_of_all_chunks():
             calibrated_on_positions(without, gold)
     with pytest.raises(ValueError, match="all chunks"):
         calibrated_on_nonrelevant(RelevantPositions(found.frame.head(0), []))
-
-
-def test_calibration_needs_documents_with_known_positions():
-    found, gold = simulated(3, signal=6)
     with pytest.raises(ValueError, match="in common"):
         calibrated_on_positions(found, gold.assign(qid="other"))

@@ -151,8 +151,3 @@ def test_the_plot_of_groups_of_one_query_says_that_nothing_is_tested():
 def test_positions_without_the_needed_columns_are_refused(positions, name):
     with pytest.raises(ValueError, match=name):
         ld.effectiveness_by_position(experiment({"m": MIXED}), positions)
-
-
-def test_a_plot_of_an_unknown_measure_is_refused(found):
-    with pytest.raises(ValueError, match="measure"):
-        found.plot("AP")

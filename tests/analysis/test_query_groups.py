@@ -41,7 +41,6 @@ def test_edges_that_descend_or_exclude_all_queries_are_refused(edges):
 
 
 def test_the_plot_shows_the_means_of_the_table():
-    pytest.importorskip("matplotlib")
     runs = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
     results = Experiment(runs, TOPICS, QRELS, ["AP"])
     lengths = {docno: 100 * place for place, docno in enumerate(sorted(set(QRELS["docno"])))}

@@ -64,11 +64,6 @@ def test_passages_topics_and_qrels_come_from_a_named_dataset(tmp_path):
     assert list(far_relevant(f"longdoc:folder:{tmp_path}", **SMALL).corpus) == list(build().corpus)
 
 
-def test_an_unknown_dataset_is_named():
-    with pytest.raises(KeyError, match="no-such"):
-        far_relevant("no-such-collection")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

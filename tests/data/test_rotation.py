@@ -4,7 +4,6 @@ import pickle
 import random
 
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,8 +50,3 @@ def test_only_the_text_changes_the_same_way_for_the_same_seed():
     assert pickle.loads(pickle.dumps(transformer))(inp).equals(out)
     others = {RotateDocuments(seed=seed)(inp)["text"].tolist()[0] for seed in range(20)}
     assert len(others) > 3
-
-
-def test_a_text_that_is_not_a_string_is_refused():
-    with pytest.raises(ValueError, match="'text'"):
-        RotateDocuments()(pd.DataFrame({"text": [b"some bytes"]}))
