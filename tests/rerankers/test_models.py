@@ -32,12 +32,8 @@ def test_birch_interpolates_with_scores_of_the_first_stage(results):
     for a in (0.0, 0.3, 1.0):
         birch = make("Birch", first_stage_weight=a)
         np.testing.assert_allclose(scores(birch, results), a * first_stage + (1 - a) * neural, atol=1e-6)
-    for wrong, told in (
-        ([1.0, None, 1.0, 1.0, 1.0], "nan in row 1"),
-        (["1", "2", "3", "high", "5"], "'high' in row 3"),
-    ):
-        with pytest.raises(ValueError, match=f"'score' holds {told}"):
-            birch(results.assign(score=wrong))
+    with pytest.raises(ValueError, match=r"'score' .*'high'"):
+        birch(results.assign(score=["1", "2", "3", "high", "5"]))
     written = birch(results.assign(score=results["score"].map(str)))  # numbers, as a file without types has them
     np.testing.assert_array_equal(written["score"], birch(results)["score"])
 
@@ -84,8 +80,6 @@ def test_scores_depend_on_nothing_but_query_and_text(kind, checkpoint):
     table = table.set_index("check")
     assert table.loc[["repeated", "order", "alone", "padding", "batch size 1", "dtype bfloat16"], "passed"].all(), table
     assert table["passed"].dropna().all(), table
-    if kind.startswith(("modernbert", "eurobert", "llama", "qwen3")):
-        assert table.loc["attention eager", "passed"]
 
 
 def test_a_loaded_model_scores_different_texts_as_before(kind, checkpoint, tmp_path):
@@ -286,7 +280,7 @@ ASKING = ld.Template(middle=" ", answers=("yes", "no"))
 @pytest.mark.parametrize(
     ("family", "arguments", "word"),
     [
-        *((family, {"template": ASKING}, "for language models") for family in ("bert", "jina")),
+        *((family, {"template": ASKING}, "language models") for family in ("bert", "jina")),
         ("jina", {"template": ld.Template(chat=True)}, "chat_template"),
         ("qwen3", {"template": "yes-no"}, "chat_template"),
         *(("bert", {"global_attention": value}, "global_attention") for value in ("cls", "sentences")),

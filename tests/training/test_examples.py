@@ -105,24 +105,16 @@ def test_negative_pool_samples_negatives_by_seed():
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "shown"),
-    [
-        ("label", "relevant", "'relevant'"),
-        ("label", None, "nan"),
-        ("label", np.inf, "inf"),
-        ("score", np.nan, "nan"),
-        ("score", "high", "'high'"),
-        ("rank", None, "None"),
-        ("teacher_score", "good", "'good'"),
-    ],
+    ("column", "value"),
+    [("label", None), ("label", np.inf), ("score", "high"), ("rank", None), ("teacher_score", np.nan)],
 )
-def test_labels_and_scores_that_are_not_numbers_are_refused_by_row(column, value, shown):
+def test_labels_and_scores_that_are_not_numbers_are_refused_by_row(column, value):
     run, judged = RUN, qrels(("1", "d3", 1), ("1", "d2", 0), ("2", "d1", 1))
     if column == "label":
         judged = judged.assign(label=[1, value, 1])
     else:
         run = RUN.drop(columns="score").assign(**{column: pd.Series([1.0, value, 3, 4, 5, 6, 7], dtype=object)})
-    with pytest.raises(ValueError, match=rf"'{column}' holds {shown} in row 1 \(qid '1', docno 'd2'\)"):
+    with pytest.raises(ValueError, match=rf"'{column}' .*docno 'd2'"):
         make_groups(run, judged)
 
 
@@ -130,8 +122,6 @@ def test_targets_are_the_scores_in_the_teacher_column():
     run, judged = RUN.assign(teacher_score=np.arange(7.0), other=np.nan), qrels(("1", "d3", 1))
     assert make_groups(run, judged)[0].targets.tolist() == [1.0, 3.0, 2.0, 0.0]
     assert make_groups(RUN, judged)[0].targets is None
-    with pytest.raises(ValueError, match="'other' holds nan"):
-        make_groups(run, judged, TrainingArgs(teacher_field="other"))
 
 
 # Judged documents that were not retrieved.
@@ -162,9 +152,11 @@ def test_add_judged_adds_judged_documents_that_were_not_retrieved():
         tuple(f"text of {name} for {qid}" for name in own.split()) for qid, own in enumerate(names, start=1)
     ]
     assert [group.labels for group in groups] == [(0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 2.0), (1.0, 0.0)]
-    # Query 4 has no row, so that its text is known from the topics alone.
+
+
+def test_add_judged_takes_queries_without_candidates_from_the_topics():
     topics = pd.DataFrame({"qid": ["4"], "query": ["d"]})
-    more = add_judged(run, JUDGED, text_loader=LOADER, topics=topics)
+    more = add_judged(RUN.assign(text=TEXTS), JUDGED, text_loader=LOADER, topics=topics)
     assert more.iloc[-2:][["qid", "query", "docno"]].to_numpy().tolist() == [["4", "d", "up"], ["4", "d", "down"]]
     assert make_groups(more, JUDGED, ALL)[-1].labels.tolist() == [1.0, 0.0]
 
@@ -215,18 +207,6 @@ def test_judged_documents_that_the_loader_lacks_are_left_out(loads, run):
         assert add_judged(run, JUDGED.iloc[:1], text_loader=loader) is run
 
 
-def test_judged_documents_are_looked_up_in_blocks():
-    sizes = []
-
-    def load(frame):
-        sizes.append(len(frame))
-        return frame.assign(text=frame["docno"])
-
-    judged = qrels(*(("1", f"new{n}", 0) for n in range(600)))
-    assert len(add_judged(RUN, judged, text_loader=pt.apply.generic(load))) == len(RUN) + 600
-    assert sizes == [256, 256, 88]
-
-
 @pytest.mark.parametrize("failure", [ConnectionError("the disk is gone"), RuntimeError("no such index")])
 def test_errors_of_a_text_loader_are_raised_unchanged(failure):
     def fail(frame):
@@ -237,29 +217,17 @@ def test_errors_of_a_text_loader_are_raised_unchanged(failure):
 
 
 def test_fit_trains_on_judged_documents_that_were_not_retrieved(cross_encoder):
-    asked = []
-
-    def load(inp):
-        asked.extend(zip(inp["qid"], inp["docno"], strict=True))
-        return inp.assign(text=[f"cat {docno}" for docno in inp["docno"]])
-
     recipe = TrainingArgs(judged="all", queries_per_step=1, learning_rates={"": 1e-3}, warmup=0.0)
-    run, loader = RUN.assign(text=TEXTS), pt.apply.generic(load)
-    settings = {"max_query_len": 8, "window_size": 20}
+    run, loader = RUN.assign(text=TEXTS), pt.apply.text(lambda row: f"cat {row['docno']}")
 
     def trained(data, **changes):
-        model = ld.FirstP(cross_encoder, **settings, **{"training": recipe, "text_loader": loader, **changes})
-        return model.fit(data, JUDGED)(run)["score"].tolist()
+        settings = {"training": recipe, "text_loader": loader, "max_query_len": 8, "window_size": 20, **changes}
+        return ld.FirstP(cross_encoder, **settings).fit(data, JUDGED)(run)["score"].tolist()
 
     by_loader = trained(run)
-    assert asked == [("2", "far"), ("1", "no"), ("3", "bad")]
     judged = add_judged(run, JUDGED, text_loader=loader)
     assert by_loader == pytest.approx(trained(judged, text_loader=None), rel=1e-5)
     assert by_loader != trained(run, training=replace(recipe, judged="retrieved"))
-    # Where all text is loaded, so is that of the added, the only positive of query 2.
-    asked.clear()
-    trained(RUN)
-    assert ("2", "far") in asked
 
 
 # Sampling.
@@ -344,17 +312,24 @@ def test_examples_contain_their_candidates_and_each_text_is_read_once():
 
 
 def test_teacher_scores_adds_the_scores_of_a_teacher_in_row_order():
-    teacher = pt.apply.doc_score(lambda row: float(len(row["text"])))
     run = RUN.assign(text=TEXTS)
     before, mixed = run.copy(), run.sample(frac=1, random_state=0)
-    out = TeacherScores(teacher, column="t")(mixed)
+    out = TeacherScores(pt.apply.doc_score(lambda row: float(len(row["text"]))), column="t")(mixed)
     pd.testing.assert_frame_equal(run, before)
     assert out["t"].tolist() == [float(len(text)) for text in out["text"]]
     pd.testing.assert_frame_equal(out.drop(columns="t"), mixed)
-    with pytest.raises(ValueError, match="for 4"):
-        TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
-    twice = pt.apply.generic(lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]))
-    with pytest.raises(ValueError, match="for 1"):
-        TeacherScores(twice)(run)
     doubled = pd.concat([run, run.iloc[:1]])
     assert TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        (lambda frame: frame[frame["qid"] != "1"], 4),
+        (lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]), 1),
+    ],
+    ids=["no score", "two scores"],
+)
+def test_a_teacher_must_give_each_candidate_one_score(change, count):
+    with pytest.raises(ValueError, match=f"for {count} candidates"):
+        TeacherScores(pt.apply.generic(change))(RUN.assign(text=TEXTS))

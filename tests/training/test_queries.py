@@ -11,9 +11,9 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.data.collection import TextLoader
-from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, fit_seeds, make_groups
+from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, make_groups
 
-from ..support.systems import CROSS_ENCODERS, QUIET, make
+from ..support.systems import CROSS_ENCODERS, QUIET, make, told_of
 from ..support.toy import qrels, toy_task
 
 pytestmark = QUIET
@@ -43,22 +43,14 @@ def test_every_query_is_trained_on_or_left_out_for_a_reason(cross_encoder, capsy
     assert (told.unjudged, told.without_relevant, told.not_retrieved, told.without_negative) == (1, 1, 1, 1)
     assert told.validated == 5
     assert f"MaxP: {told}" in capsys.readouterr().out
-    with pytest.warns(LeftOutWarning) as caught:
-        make("MaxP", cross_encoder, training=RECIPE).fit(run, judged, run, judged)
-    (said,) = [warning for warning in caught if warning.category is LeftOutWarning]
-    assert "trained_on" in str(said.message)
-    assert said.filename == __file__
 
 
-@pytest.mark.parametrize("left", [2, 5, 6])
+@pytest.mark.parametrize("left", [2, 6])
 def test_queries_that_are_left_out_cause_a_warning(left, cross_encoder, capsys):
     model = make("MaxP", cross_encoder, training=RECIPE)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.fit(RUN, JUDGED.head(left))
-        models = fit_seeds(lambda seed: make("MaxP", cross_encoder, seed=seed), [0, 1], RUN, JUDGED.head(left))
-    assert sum(warning.category is LeftOutWarning for warning in caught) == (3 if left < 6 else 0)
-    assert [models[seed].trained_on.used for seed in (0, 1)] == [left, left]
+    told = told_of(LeftOutWarning, lambda: model.fit(RUN, JUDGED.head(left)))
+    assert ["trained_on" in message for message in told] == [True] * (left < 6)
+    assert model.trained_on.used == left
     assert capsys.readouterr().out == ""
 
 
@@ -110,11 +102,11 @@ def test_judged_documents_that_a_terrier_index_lacks_are_left_out(cross_encoder,
     ("run", "judged", "named"),
     [
         (RUN.iloc[:0], JUDGED, "of 0 queries"),
-        (RUN.assign(qid=RUN.groupby("qid", sort=False).ngroup()), JUDGED, f"6 not in .*qids such as '{UNJUDGED}'"),
-        (RUN, JUDGED.iloc[:0], "6 not in the qrels.*such as none"),
-        (RUN, JUDGED.assign(label=0), "6 without a relevant document in the qrels"),
-        (RUN.assign(docno="doc/" + RUN["docno"]), JUDGED, "6 with none of their relevant.*docnos such as 'doc/d0'"),
-        (RUN[RUN["docno"] == "d0"], JUDGED, "6 without a non-relevant candidate"),
+        (RUN.assign(qid=RUN.groupby("qid", sort=False).ngroup()), JUDGED, f"6 not in .*'{UNJUDGED}'"),
+        (RUN, JUDGED.iloc[:0], "6 not in the qrels"),
+        (RUN, JUDGED.assign(label=0), "6 without a relevant"),
+        (RUN.assign(docno="doc/" + RUN["docno"]), JUDGED, "6 with none of their relevant.*'doc/d0'"),
+        (RUN[RUN["docno"] == "d0"], JUDGED, "6 without a non-relevant"),
     ],
 )
 def test_errors_say_why_nothing_can_be_trained_on(run, judged, named):

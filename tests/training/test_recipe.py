@@ -18,31 +18,16 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
     "arguments",
     [
         {"lora": {"rank": 0}},
-        {"lora": {"alpha": 0}},
         {"lora": {"dropout": 1.0}},
-        {"epochs": 0},
         {"epochs": 1.5},
-        {"queries_per_step": None},
         {"max_steps": True},
-        {"patience": 0},
         {"loss": ["ranknet"]},
         {"schedule": "cosine"},
-        {"dtype": "int8"},
         {"loss": "ranknet", "sampling": "pointwise"},
-        {"margin": -1.0},
-        {"alpha": 1.5},
-        {"min_label": "1"},
-        {"warmup": 1.1},
-        {"dropout": 1.0},
-        {"epoch_decay": 0},
-        {"max_grad_norm": 0},
         {"augment": "rotate"},
-        {"seed": 1.5},
-        {"gradient_checkpointing": "no"},
         {"learning_rates": 1e-4},
         {"learning_rates": {"encoder.": 1e-5}},
         {"learning_rates": {"": "1e-5"}},
-        {"metric": "ndcg@ten"},
         {"metric": "import os"},
         {"metric": "ndcg_cut"},
     ],
@@ -65,20 +50,27 @@ def rotate(text: str, rng: random.Random) -> str:
     return text
 
 
-def test_a_recipe_can_be_written_as_json_and_used_as_a_key():
+def test_a_recipe_can_be_written_as_json_without_paths():
     args = TrainingArgs(augment=rotate, lora=Lora(rank=4), checkpoint="/secret/folder", trackers=("tensorboard",))
-    found = json.loads(json.dumps(args.as_dict()))
+    text = json.dumps(args.as_dict())
+    found = json.loads(text)
     assert (found["augment"], found["lora"]["rank"]) == ("<function rotate>", 4)
     assert found["learning_rates"] == {"encoder.": 1e-5, "": 1e-4}
-    assert "secret" not in json.dumps(found)
+    assert "secret" not in text
+
+
+def test_equal_recipes_are_one_key():
+    args = TrainingArgs(augment=rotate, lora=Lora(targets=["query"]))
     assert pickle.loads(pickle.dumps(args)) == args
-    different = [args, replace(args), TrainingArgs(), TrainingArgs(lora=Lora(targets=["query"]))]
-    assert len(set(different)) == 3  # they can be keys
-    assert different[-1] == TrainingArgs(lora=Lora(targets=("query",)))
+    assert len({args, replace(args), TrainingArgs(augment=rotate, lora=Lora(targets=("query",)))}) == 1
+    assert len({args, TrainingArgs()}) == 2
+
+
+def test_a_recipe_keeps_its_learning_rates():
     rates = {"": 1.0}
-    frozen = TrainingArgs(learning_rates=rates)
+    recipe = TrainingArgs(learning_rates=rates)
     rates[""] = 2.0
-    assert frozen.learning_rates[""] == 1.0
+    assert recipe.learning_rates[""] == 1.0
 
 
 class Cut:
@@ -86,40 +78,35 @@ class Cut:
         return text[:2]
 
 
-@pytest.mark.parametrize(
-    ("augment", "described"),
-    [
-        (rotate, "<function rotate>"),
-        (partial(rotate, cut=Cut()), f"functools.partial(<function rotate>, cut=<{__name__}.Cut object>)"),
-    ],
-)
-def test_the_description_of_an_augmentation_is_the_same_in_every_process(augment, described):
-    assert TrainingArgs(augment=augment).as_dict()["augment"] == described
+def test_the_description_of_an_augmentation_is_the_same_in_every_process():
+    described = TrainingArgs(augment=partial(rotate, cut=Cut())).as_dict()["augment"]
+    assert "rotate" in described
+    assert " at 0x" not in described
 
 
-def test_the_repr_of_a_recipe_shows_the_arguments_that_differ_from_the_defaults():
-    assert repr(TrainingArgs(epochs=2, seed=1)) == "TrainingArgs(epochs=2, seed=1)"
-    assert " at 0x" not in repr(TrainingArgs(augment=partial(rotate, cut=Cut())))
+def test_the_repr_of_a_recipe_creates_it_again():
     own = TrainingArgs(learning_rates={"": 1e-3}, lora=Lora(rank=4))
     for recipe in (own, *(recipe for rounds in PRESETS.values() for recipe in rounds)):
         assert eval(repr(recipe), {"TrainingArgs": TrainingArgs, "Lora": Lora}) == recipe
 
 
-def test_presets_have_the_values_of_their_papers():
-    assert {"boytsov2025", "parade", "cedr", "best", "robust04", "leaderboard"} <= set(PRESETS)
-    # The defaults are Boytsov et al. 2025; over one epoch the preset differs in what candidates are drawn alone.
+def test_the_defaults_are_the_recipe_of_boytsov_except_for_candidates_and_decay():
     boytsov = TrainingArgs.preset("boytsov2025")
     drawn = {"negative_pool": None, "judged": "retrieved"}
     assert replace(boytsov, **drawn, epoch_decay=1.0, restart_each_epoch=False) == TrainingArgs()
+    defaults = (1, 1.0, 16, 1e-7, 0.2)
+    assert (boytsov.epochs, boytsov.margin, boytsov.queries_per_step, boytsov.weight_decay, boytsov.warmup) == defaults
+
+
+def test_presets_have_the_values_of_their_papers():
+    assert {"boytsov2025", "parade", "cedr", "best", "robust04", "leaderboard"} <= set(PRESETS)
     # FlexNeuART's candidates are all that is judged; other papers train on what was retrieved.
     judged = {name: {recipe.judged for recipe in rounds} for name, rounds in PRESETS.items()}
     assert {name for name, ways in judged.items() if ways == {"all"}} == {"boytsov2025", "robust04", "leaderboard"}
-    defaults = (1, 1.0, 16, 1e-7, 0.2)
-    assert (boytsov.epochs, boytsov.margin, boytsov.queries_per_step, boytsov.weight_decay, boytsov.warmup) == defaults
     parade = TrainingArgs.preset("parade", epochs=1)
     assert (parade.epochs, parade.queries_per_step, parade.learning_rates[""]) == (1, 32, 3e-6)
     assert [args.schedule for args in recipes("leaderboard")] == ["constant", "constant", "one_cycle"]
     with pytest.raises(ValueError, match="3 rounds"):
         TrainingArgs.preset("leaderboard")
-    with pytest.raises(ValueError, match="parade"):
+    with pytest.raises(ValueError, match="name='bm25'"):
         recipes("bm25")
