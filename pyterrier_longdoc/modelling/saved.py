@@ -146,32 +146,20 @@ def load_model(
     if "quantized" in config:
         module.quantized = QuantizedRuntime.load(folder, config["quantized"])
     model = Model(module, tokenizer, head, settings, **arguments)
-    tensors = _read_tensors(folder / WEIGHTS_FILE)
-    model.load_state_dict(tensors, strict=True)
-    _check_weights(tensors, folder, config)
+    model.load_state_dict(_read_tensors(folder / WEIGHTS_FILE, config), strict=True)
     return model.eval()
 
 
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(file: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights in a file; ValueError if they are not those of the configuration."""
     refuse_pointer(file)
-    return load_file(file)
-
-
-def _check_weights(tensors: Mapping[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> None:
+    tensors = load_file(file)
     if fingerprint(tensors) != config.get("weights"):
         raise ValueError(
-            f"the weights in {str(folder)!r} do not belong to its {CONFIG_FILE}: the folder mixes two models; "
+            f"the weights in {str(file.parent)!r} do not belong to its {CONFIG_FILE}: the folder mixes two models; "
             f"save the model again"
         )
-
-
-def restore_training(model: Model, folder: Path, config: dict[str, Any]) -> None:
-    """Restore the training record of a loaded model."""
-    model.ready, model.trained = config["head"]["ready"], True
-    training = folder / TRAINING_FILE
-    if training.is_file():
-        record = json.loads(training.read_text(encoding="utf-8"))
-        model.recipe, model.history = record["args"], record["history"]
+    return tensors
 
 
 def _card(cls: type, parameters: dict[str, Any]) -> str:
@@ -219,8 +207,8 @@ def adapter_of(model: Model, untrained: Model, upon: str | None) -> Adapter:
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
     """Add an adapter to an untrained model; ValueError if it belongs to other weights."""
-    base, upon, tensors = _pretrained(model), config["adapter"]["upon"], _read_tensors(folder / ADAPTER_FILE)
-    _check_weights(tensors, folder, config)
+    tensors = _read_tensors(folder / ADAPTER_FILE, config)
+    base, upon = _pretrained(model), config["adapter"]["upon"]
     if fingerprint(base) != config["adapter"]["base"]:
         raise ValueError(f"the adapter in {str(folder)!r} belongs to other weights than those of {backbone!r}")
     if upon is not None:
@@ -243,8 +231,7 @@ def _pretrained(model: Model) -> dict[str, torch.Tensor]:
 def _encoder_of(adapter: str) -> dict[str, torch.Tensor]:
     """Return the changes of a saved adapter to the backbone's weights."""
     folder, config = read_config(adapter)
-    differences = _read_tensors(folder / ADAPTER_FILE)
-    _check_weights(differences, folder, config)
+    differences = _read_tensors(folder / ADAPTER_FILE, config)
     return {name: value for name, value in differences.items() if name.startswith(_ENCODER)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from ..modelling.saved import (
     check_folder,
     load_model,
     read_config,
-    restore_training,
     save_model,
 )
 from ..modelling.templates import Template
@@ -159,7 +159,10 @@ def load(
         else:
             how = {"encoder": reranker.encoder_class, "weight_arguments": reranker.weight_arguments()}
             model = load_model(folder, config, reranker.settings(), **how)
-        restore_training(model, folder, config)
+        model.ready, model.trained = config["head"]["ready"], True
+        if (folder / TRAINING_FILE).is_file():
+            record = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
+            model.recipe, model.history = record["args"], record["history"]
         note_source(reranker, model, str(name), revision)
     return reranker, model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -43,7 +43,7 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
         if np.isfinite(scores).all():  # otherwise the run ends with an error
             places = [keys[new[group[0]]] for group in rows]
             block: dict[Key, Any] = dict(zip(places, zip(scores.tolist(), readings, strict=True), strict=True))
-            store.put_many({key: _stored(*entry) for key, entry in block.items()})
+            store.put_many({key: [score, *astuple(reading)[1:]] for key, (score, reading) in block.items()})
             entries.update(block)
 
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
@@ -57,15 +57,8 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     return scored.checked()
 
 
-def _stored(score: float, reading: Reading) -> list[Any]:
-    """Return a score and its row without the query for the file; the truncation is omitted if there is none."""
-    counts = [reading.tokens, reading.tokens_read, reading.windows, reading.query_tokens, reading.query_tokens_read]
-    cut = [reading.query_cut_by, dict(reading.cut)] if reading.query_cut_by or reading.cut else []
-    return [score, *counts, *cut]
-
-
 def _read(entry: list[Any]) -> tuple[float, Reading]:
-    """Return a score and its row from an entry of `_stored`."""
+    """Return a score and its row, of which the query is not stored."""
     score, *reading = entry
     return float(score), Reading("", *reading)
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ..common.arguments import OF_THE_MODEL, Role, arguments_of
+from ..common.arguments import OF_THE_MODEL, arguments_of
 from ..common.files import replacing, write_lines
 from ..common.key import key
 from ..common.runs import frame_digest
@@ -96,15 +96,19 @@ class StateFile:
 # Identity of a training.
 
 
-def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
-    """Return class, recipe, text loader and arguments of a model: those with the roles, or all that affect scores."""
+def training_settings(model: Any, *data: pd.DataFrame | None) -> dict[str, Any]:
+    """Return class, recipe, text loader and arguments of a model, and digests of its data.
+
+    The name of the checkpoint is left out, because the starting weights are compared.
+    """
     return {
         "class": type(model),
-        "arguments": arguments_of(model, *(roles or OF_THE_MODEL)),
+        "arguments": arguments_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"]),
         "recipe": model.recipe.as_dict(),
         "augment": model.recipe.augment,
         "loss": LOSSES[model.recipe.loss].compute,
         "text loader": model.text_loader,
+        "data": [None if frame is None else frame_digest(frame) for frame in data],
     }
 
 
@@ -112,16 +116,6 @@ def training_key(about: Mapping[str, Any]) -> tuple[str, str]:
     """Return the key of a training, independent of the device, and the names of user code (identified by name)."""
     user_code: list[str] = []
     return key(about, without=("computed",), user_code=user_code), ", ".join(dict.fromkeys(user_code))
-
-
-def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
-    """Return `settings_of` without the checkpoint's name (starting weights are compared), plus the validation data."""
-    settings = settings_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"])
-    return {**settings, "validation data": _digests(validation)}
-
-
-def _digests(frames: Iterable[pd.DataFrame | None]) -> list[str | None]:
-    return [None if frame is None else frame_digest(frame) for frame in frames]
 
 
 def check_same(stored: str | None, expected: str, user_code: str, folder: Path) -> None:
@@ -182,9 +176,8 @@ def fit_or_load(
         raise ValueError(f"folder= needs models that can be saved, which {model!r} cannot: leave folder= out")
     # Judged documents added by the recipe must be the same too, with their texts.
     data = data._replace(run=training_run(model, data.run, data.qrels))
-    settings = {**settings_of(model), "training data": _digests(data), **(about or {})}
-    settings["starting weights"] = fingerprint(model.model.state_dict())
-    current_key, user_code = training_key(settings)
+    start = {"starting weights": fingerprint(model.model.state_dict())}
+    current_key, user_code = training_key({**training_settings(model, *data), **start, **(about or {})})
     if (folder / FINISHED).is_file():
         check_same(json.loads((folder / FINISHED).read_text("utf-8")), current_key, user_code, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))

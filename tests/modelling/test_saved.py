@@ -371,16 +371,16 @@ def test_parts_that_are_not_imported_are_named_with_their_module(changes, part, 
         ld.CrossEncoder.load(saved)
 
 
-def test_missing_misshapen_and_additional_weights_are_refused_by_name(saved):
+def test_missing_misshapen_and_additional_weights_are_refused(saved):
     path, name = saved / "model.safetensors", "head.final.weight"
     tensors = load_file(path)
-    for state, what in (
-        ({key: value for key, value in tensors.items() if key != name}, name),
-        ({**tensors, name: torch.zeros(1, 31)}, name),
-        ({**tensors, "extra": torch.zeros(1)}, "extra"),
+    for state in (
+        {key: value for key, value in tensors.items() if key != name},
+        {**tensors, name: torch.zeros(1, 31)},
+        {**tensors, "extra": torch.zeros(1)},
     ):
         save_file(state, path)
-        with pytest.raises(RuntimeError, match=what):
+        with pytest.raises(ValueError, match="weights"):
             ld.MaxP.load(saved)
 
 

@@ -202,9 +202,8 @@ def test_queries_per_forward_does_not_change_the_weights(name, calm):
 def test_half_precision_keeps_the_weights_in_float32(dtype, calm):
     half, full = (fitted(calm, "CEDR-knrm", dtype=d, epochs=1, queries_per_step=5) for d in (dtype, "float32"))
     assert all(value.dtype == torch.float32 for value in half.model.parameters())
-    loss = half.history["loss"].iloc[0]
-    assert loss == pytest.approx(full.history["loss"].iloc[0], rel=0.1)
-    assert loss != full.history["loss"].iloc[0]
+    assert half.history["loss"][0] == pytest.approx(full.history["loss"][0], rel=0.1)
+    assert half.history["loss"][0] != full.history["loss"][0]
 
 
 def test_overflow_in_fp16_skips_the_step():
@@ -215,20 +214,16 @@ def test_overflow_in_fp16_skips_the_step():
     assert moved[-1] != 0.0
 
 
-def test_a_loss_that_is_not_a_number_is_an_error_that_names_the_queries():
-    model = Toy()
-    torch.nn.init.constant_(model.head.weight, math.nan)
-    with pytest.raises(FloatingPointError, match="in step 1, of the queries 'q"):
-        train(model, toy_set(2), TrainingArgs())
-    assert not model.training
-
-
-def test_infinite_weights_raise_an_error_in_the_next_step():
-    model, before = Broken(2, math.inf), []
+@pytest.mark.parametrize(
+    ("at", "factor", "step"), [(1, math.inf, 2), (2, math.inf, 3)], ids=["after one step", "after two steps"]
+)
+def test_a_loss_that_is_not_finite_is_an_error_of_the_next_step(at, factor, step):
+    model, done = Broken(at, factor), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
-    with pytest.raises(FloatingPointError, match="in step 3"):
-        train(model, toy_set(5), args, on_step=lambda: before.append(model.head.weight.item()))
-    assert len(before) == 2
+    with pytest.raises(FloatingPointError, match=f"in step {step}, of the queries 'q"):
+        train(model, toy_set(5), args, on_step=lambda: done.append(1))
+    assert len(done) == at
+    assert not model.training
 
 
 def test_a_model_whose_training_diverged_does_not_score(cross_encoder):
@@ -333,7 +328,7 @@ def test_max_steps_ends_a_training_within_an_epoch():
     assert [(entry["epoch"], entry["step"]) for entry in history] == [(1, 3), (2, 4)]
 
 
-def test_the_learning_curve_covers_both_of_two_trainings(cross_encoder):
+def test_the_history_covers_both_of_two_trainings_and_their_data_stays_unchanged(cross_encoder):
     model = make("MaxP", cross_encoder, training=RECIPE)
     run, judged = RUN.copy(), JUDGED.copy()
     history = model.fit(run, judged, run, judged).fit(run, judged).history
@@ -341,15 +336,14 @@ def test_the_learning_curve_covers_both_of_two_trainings(cross_encoder):
     pd.testing.assert_frame_equal(judged, JUDGED)
     assert list(history["epoch"]) == [1, 2, 3, 4]
     assert list(history["step"]) == [3, 6, 9, 12]
-    first = history.head(2)
-    ax = plot_history(history)
-    left, right = ax.figure.axes
-    assert right.lines[0].get_fillstyle() == "none"  # after one epoch both points are in the middle
-    assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
+
+
+def test_a_plot_of_the_history_shows_losses_and_validations_by_step():
+    history = pd.DataFrame({"step": [3, 6, 9], "loss": [3.0, 2.0, 1.0], "validation": [0.5, 0.7, np.nan]})
+    left, right = plot_history(history).figure.axes
+    assert list(left.lines[0].get_xdata()) == [3, 6, 9]
     assert list(right.lines[0].get_xdata()) == [3, 6]
-    assert list(right.lines[0].get_ydata()) == first["validation"].tolist()
-    two_steps = plot_history(history.assign(step=[5, 6, 7, 8]).head(2))
-    assert all(step == round(step) for step in two_steps.get_xticks())
+    assert list(right.lines[0].get_ydata()) == [0.5, 0.7]
     assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
     with pytest.raises(ValueError, match="empty"):
         plot_history(history.head(0))
