@@ -1,7 +1,7 @@
 """Compares rerankers, and sums with BM25, with BM25 on questions with known answers: its first 20 are reranked.
 
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
-    python tests/benchmarks/evaluate_questions.py score FOLDER FOLDER/round1 STATE.safetensors
+    python tests/benchmarks/evaluate_questions.py score FOLDER longdoc:maxp FOLDER/round1 [--best 5]
     python tests/benchmarks/evaluate_questions.py table FOLDER maxp+best5 maxsim+best5 maxp+best5,maxsim+best5
     python tests/benchmarks/evaluate_questions.py goals FOLDER maxp+best5,maxsim+best5 [--against parade-attn+best5]
 
@@ -9,33 +9,28 @@
 BM25 leaves something to do on dev, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
 reranks them by the windows that BM25 finds best. `table` shows nDCG@10 of BM25, of each model alone, and of its sums
 with BM25 by `FUSIONS`; a comma adds models. `goals` tests sums of z-scores against BM25, or against another model with
-.3 of BM25's raw score. Both take the questions that all named models have scored. `evidence` tells how often the best
-window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
-done once for the test splits, and for TIME, Cranfield and Vaswani: the first look of `score` and of `evidence` is noted
-in FOLDER/looked.json; an interrupted one goes on, one with other models is refused.
+.3 of BM25's raw score. Both take the questions that all named models have scored. An interrupted `score` goes on. All
+choices are made by these figures. With `--split test` the same is done once for the test splits, and for TIME,
+Cranfield and Vaswani.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
-from safetensors.torch import load_file
+from questions import candidates as bm25_candidates
 from scipy.stats import ttest_1samp
 from statsmodels.stats.multitest import multipletests
-from train_questions import COLLECTIONS, NEVER, WITH_TITLES, Collection, Passage, Question, bm25_run
+from train_questions import COLLECTIONS, NEVER, Collection
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.files import replacing
-from pyterrier_longdoc.common.packaged import ENCODER
 
 MOST = 0.9
 DEPTH = 20
@@ -53,59 +48,52 @@ TEXT = dict.fromkeys(("qid", "query", "docno", "title", "text"), str)
 
 def candidates(collections: Path, folder: Path, split: str) -> None:
     """Write BM25's candidates with texts and labels, a file for each collection."""
-    for name in NEVER if split == "test" else ():
-        found = judged_candidates(collections / name)
-        found.to_json(folder / f"test-{name}-documents.jsonl.gz", orient="records", lines=True)
-        print(f"{name}: {found['qid'].nunique()} topics", flush=True)
-    for name in (*COLLECTIONS, "docstrings"):
-        kinds = ("documents",) if name == "docstrings" else ("documents", "passages") if name != "nq" else ("passages",)
-        for kind in kinds:
-            found = (
-                docstring_candidates(split) if name == "docstrings" else own_candidates(collections / name, split, kind)
-            )
-            found.to_json(folder / f"{split}-{name}-{kind}.jsonl.gz", orient="records", lines=True)
-            shown = f", BM25 {mean_of(found)}" if split == "dev" else ""
-            print(f"{name} {kind}: {found['qid'].nunique()} questions{shown}", flush=True)
+    parts = [(name, "documents") for name in (*COLLECTIONS, "docstrings") if name != "nq"]
+    parts += [(name, "passages") for name in COLLECTIONS]
+    parts += [(name, "documents") for name in NEVER if split == "test"]
+    for name, kind in parts:
+        asked_of = {"docstrings": docstrings_asked, **dict.fromkeys(NEVER, judged)}.get(name, asked)
+        topics, texts, relevant = asked_of(collections / name, split, kind)
+        if name not in NEVER and len(topics) > QUESTIONS[split]:
+            topics = topics.sample(QUESTIONS[split], random_state=0)
+        run = bm25_candidates({docno: text for docno, (_, text) in texts.items()}, topics, DEPTH)
+        found = with_texts(run.drop(columns="text"), texts, relevant)
+        found.to_json(folder / f"{split}-{name}-{kind}.jsonl.gz", orient="records", lines=True)
+        print(f"{name} {kind}: {found['qid'].nunique()} questions", flush=True)
 
 
-def own_candidates(folder: Path, split: str, kind: str) -> pd.DataFrame:
-    """Return `qid, query, docno, title, text, score, rank, label` of a folder's questions."""
+Asked = tuple[pd.DataFrame, dict[str, tuple[str, str]], set[tuple[str, str]]]
+"""Topics, titles and texts by docno, and relevant pairs of qid and docno."""
+
+
+def asked(folder: Path, split: str, kind: str) -> Asked:
+    """Return the questions of a folder's split."""
     collection = Collection(folder)
     passages = [p for each in ("train", "dev", "test") for p in collection.passages(each)]
     questions = collection.questions(split, passages)
-    topics = chosen(pd.DataFrame([(q.qid, q.query) for q in questions], columns=["qid", "query"]), split)
+    topics = pd.DataFrame([(q.qid, q.query) for q in questions], columns=["qid", "query"])
     if kind == "passages":
         texts = {f"p{i}": (p.title, p.text) for i, p in enumerate(passages)}
-        relevant = {(q.qid, f"p{i}") for q in questions for i in q.gold}
-    else:
-        texts = {d: (str(row.get("title") or ""), str(row["text"])) for d, row in collection.documents.items()}
-        relevant = {(q.qid, passages[i].docno) for q in questions for i in q.gold}
-    return with_texts(bm25_run({d: text for d, (_, text) in texts.items()}, topics, DEPTH), texts, relevant)
+        return topics, texts, {(q.qid, f"p{i}") for q in questions for i in q.gold}
+    texts = {d: (row.get("title", ""), row["text"]) for d, row in collection.documents.items()}
+    return topics, texts, {(q.qid, passages[i].docno) for q in questions for i in q.gold}
 
 
-def docstring_candidates(split: str) -> pd.DataFrame:
+def docstrings_asked(folder: Path, split: str, kind: str) -> Asked:
     """Return the same of the docstrings."""
     dataset = pt.get_dataset("longdoc:docstrings")
     texts = {entry.docno: ("", entry.text) for entry in dataset.entries}
     qrels = dataset.get_qrels(split)
-    relevant = set(zip(qrels["qid"], qrels["docno"], strict=True))
-    run = bm25_run({d: text for d, (_, text) in texts.items()}, chosen(dataset.get_topics(split), split), DEPTH)
-    return with_texts(run, texts, relevant)
+    return dataset.get_topics(split), texts, set(zip(qrels["qid"], qrels["docno"], strict=True))
 
 
-def judged_candidates(folder: Path) -> pd.DataFrame:
-    """Return the same of a folder with human judgements, all topics."""
+def judged(folder: Path, split: str, kind: str) -> Asked:
+    """Return the same of a folder with human judgements and no splits."""
     dataset = pt.get_dataset(f"longdoc:folder:{folder}")
-    texts = {str(row["docno"]): ("", str(row["text"])) for row in dataset.get_corpus_iter(verbose=False)}
+    texts = {docno: ("", row["text"]) for docno, row in dataset.documents.items()}
     qrels = dataset.get_qrels().query("label > 0")
-    relevant = set(zip(qrels["qid"], qrels["docno"], strict=True))
     topics = dataset.get_topics().query("qid in @qrels.qid")
-    return with_texts(bm25_run({d: text for d, (_, text) in texts.items()}, topics, DEPTH), texts, relevant)
-
-
-def chosen(topics: pd.DataFrame, split: str) -> pd.DataFrame:
-    """Return so many topics, always the same."""
-    return topics.sample(QUESTIONS[split], random_state=0) if len(topics) > QUESTIONS[split] else topics
+    return topics, texts, set(zip(qrels["qid"], qrels["docno"], strict=True))
 
 
 def with_texts(run: pd.DataFrame, texts: dict[str, tuple[str, str]], relevant: set[tuple[str, str]]) -> pd.DataFrame:
@@ -118,108 +106,55 @@ def with_texts(run: pd.DataFrame, texts: dict[str, tuple[str, str]], relevant: s
     return run.join(found).assign(label=label, relevant=run["qid"].map(counts))[columns]
 
 
-def read(folder: Path, split: str, *, all_kinds: bool = False) -> dict[str, pd.DataFrame]:
-    """Return the candidates, `squad-passages` and so on: documents if BM25 leaves something to do, else passages."""
-    found = {}
-    for name in (*COLLECTIONS, "docstrings", *NEVER):
-        for kind in ("documents", "passages"):
-            file = folder / "data" / f"{split}-{name}-{kind}.jsonl.gz"
-            if not file.is_file() or (f"{name}-documents" in found and not all_kinds):
-                continue
-            if all_kinds or kind == "passages" or name in ("docstrings", *NEVER) or left_to_do(folder, name):
-                frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna("")
-                found[f"{name}-{kind}"] = frame.assign(kind=kind)
-    return found
+def read(folder: Path, split: str, only: list[str]) -> dict[str, pd.DataFrame]:
+    """Return candidates by names such as `squad-passages`: the named ones, or those that models are compared on."""
+    files = files_of(folder, split, only).items()
+    return {name: read_file(file) for name, file in files if only or is_compared(folder, name)}
 
 
-def left_to_do(folder: Path, name: str) -> bool:
-    """Return whether BM25 leaves something to do among a collection's documents, on its dev split."""
-    file = folder / "data" / f"dev-{name}-documents.jsonl.gz"
-    return mean_of(pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna(""))[0] <= MOST
+def files_of(folder: Path, split: str, only: list[str]) -> dict[str, Path]:
+    """Return the files of candidates by the names of collections: the named ones, or all."""
+    files = sorted((folder / "data").glob(f"{split}-*.jsonl.gz"))
+    found = {file.name.removeprefix(f"{split}-").removesuffix(".jsonl.gz"): file for file in files}
+    if unknown := [name for name in only if name not in found]:
+        raise SystemExit(f"--only {' '.join(unknown)}: no candidates of the {split} split in {folder}")
+    return {name: found[name] for name in only or found}
 
 
-def values_of(frame: pd.DataFrame, score: np.ndarray | pd.Series | None = None) -> pd.DataFrame:
-    """Return nDCG@10 and RR by qid; ties are in the order of BM25."""
+def read_file(file: Path) -> pd.DataFrame:
+    return pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna("")
+
+
+def is_compared(folder: Path, collection: str) -> bool:
+    """Return whether these are documents where BM25 leaves something to do on dev, or passages elsewhere."""
+    name, kind = collection.rsplit("-", 1)
+    if name in ("docstrings", *NEVER):
+        return True
+    documents = folder / "data" / f"dev-{name}-documents.jsonl.gz"
+    is_left = documents.is_file() and ndcg(read_file(documents)).mean() <= MOST
+    return is_left == (kind == "documents")
+
+
+def ndcg(frame: pd.DataFrame, score: np.ndarray | pd.Series | None = None) -> pd.Series:
+    """Return nDCG@10 by qid; ties are in the order of BM25."""
     own = frame if score is None else frame.assign(score=np.asarray(score))
     own = own.sort_values(["qid", "score"], ascending=[True, False], kind="stable")
     place = own.groupby("qid").cumcount().to_numpy()
-    gain = own["label"].to_numpy() / np.log2(place + 2) * (place < 10)
-    rr = own["label"].to_numpy() / (place + 1)
-    best = (
-        own.assign(gain=gain, rr=rr).groupby("qid").agg(gain=("gain", "sum"), rr=("rr", "max"), n=("relevant", "first"))
-    )
-    ideal = best["n"].map(lambda n: sum(1 / np.log2(i + 2) for i in range(min(int(n), 10))))
-    return pd.DataFrame({"nDCG@10": best["gain"] / ideal, "RR": best["rr"]})
-
-
-def mean_of(frame: pd.DataFrame, score: Any = None) -> tuple[float, float]:
-    """Return the means of both."""
-    means = values_of(frame, score).mean().round(4)
-    return float(means["nDCG@10"]), float(means["RR"])
-
-
-# Evidence.
-
-
-def evidence(folder: Path, collections: Path, names: list[str], args: argparse.Namespace) -> None:
-    """Print how often the best window of the right document overlaps the gold text, of BM25's ten best windows."""
-    for collection in ("squad", "newwiki", "fairytaleqa", "medquad"):
-        own = Collection(collections / collection)
-        passages = [p for each in ("train", "dev", "test") for p in own.passages(each)]
-        questions = {q.qid: q for q in own.questions(args.split, passages)}
-        asked = pd.DataFrame([(q.qid, q.query) for q in questions.values()], columns=["qid", "query"])
-        asked = asked.sample(min(args.questions, len(asked)), random_state=2, ignore_index=True)
-        places = [spans_of(questions[qid], passages) for qid in asked["qid"]]
-        documents = [passages[questions[qid].gold[0]].docno for qid in asked["qid"]]
-        texts = [str(own.documents[docno]["text"]) for docno in documents]
-        frame = asked.assign(docno=documents, text=texts)
-        for name, best in [(name, 10) for name in names] + [(names[0], 1)]:
-            model = model_of(name, "documents", titles=False, best=best)
-            model.explain = True
-            out = model(frame)
-            found = [
-                any(start < e and s < end for s, e in own_places)
-                for start, end, own_places in zip(out["best_start"], out["best_end"], places, strict=True)
-            ]
-            there = [
-                any(start < e and s < end for start, end in spans for s, e in own_places)
-                for spans, own_places in zip(out["window_spans"], places, strict=True)
-            ]
-            title = (
-                "BM25's best window" if best == 1 else f"{Path(name).name} (gold among the ten: {np.mean(there):.3f})"
-            )
-            print(f"{collection} {title}: {np.mean(found):.3f} of {len(found)}", flush=True)
-
-
-def spans_of(question: Question, passages: list[Passage]) -> list[tuple[int, int]]:
-    """Return the gold characters in the document of the first gold passage: of the answer where it is known."""
-    if question.answer:
-        number, start, end = question.answer
-        return [(passages[number].start + start, passages[number].start + end)]
-    own = [passages[i] for i in question.gold if passages[i].docno == passages[question.gold[0]].docno]
-    return [(p.start, p.start + len(p.text)) for p in own]
+    own = own.assign(gain=own["label"].to_numpy() / np.log2(place + 2) * (place < 10))
+    best = own.groupby("qid").agg(gain=("gain", "sum"), n=("relevant", "first"))
+    return best["gain"] / best["n"].map(lambda n: sum(1 / np.log2(i + 2) for i in range(min(int(n), 10))))
 
 
 # Scores.
 
 
-def model_of(name: str, kind: str, *, titles: bool, best: int, dtype: str = "bfloat16") -> Any:
-    """Return a model for passages or documents: a packaged one, a folder, or the weights of a training's state."""
-    fields: dict[str, Any] = WITH_TITLES if titles else {"text_field": "text", "repeat": None}
+def model_of(name: str, kind: str, *, best: int, dtype: str) -> Any:
+    """Return a packaged model, or one in a folder, as it reads passages or documents."""
     if kind == "passages":
         reading: dict[str, Any] = {"window_size": 256, "stride": 256, "max_doc_len": 256}
     else:
         reading = {**WINDOWS, "max_doc_len": None, "preselect": ld.BM25Windows(best) if best else None}
-    arguments = {**reading, **fields, "dtype": dtype}
-    if not name.endswith(".safetensors"):
-        return ld.CrossEncoder.load(name, **arguments)
-    model = ld.MaxP(ENCODER, **arguments)
-    model.model.mark_trained({})
-    tensors = {k.removeprefix("model/"): v for k, v in load_file(name).items() if k.startswith("model/")}
-    _, unexpected = model.model.load_state_dict(tensors, strict=False)
-    if unexpected:
-        raise ValueError(f"{name} has {unexpected}")
-    return model
+    return ld.CrossEncoder.load(name, **reading, text_field="text", repeat=None, dtype=dtype)
 
 
 def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
@@ -227,28 +162,21 @@ def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
     target = folder / "scores"
     target.mkdir(exist_ok=True)
     for name in names:
-        short = Path(name).name.removesuffix(".safetensors").replace("longdoc:", "")
-        short += ("+titles" if args.titles else "") + (f"+best{args.best}" if args.best else "+all")
-        for collection, frame in read(folder, args.split, all_kinds=bool(args.only)).items():
+        short = Path(name).name.replace("longdoc:", "") + (f"+best{args.best}" if args.best else "+all")
+        for collection, frame in read(folder, args.split, args.only).items():
             file = target / f"{args.split}-{collection}-{short}.csv"
-            if file.is_file() or (args.only and collection not in args.only):
+            if file.is_file():
                 continue
-            own = sampled(frame, args.questions)
+            qids = frame["qid"].drop_duplicates()
+            own = frame[frame["qid"].isin(qids.sample(min(args.questions, len(qids)), random_state=1))]
             begin = time.process_time()
-            model = model_of(name, frame["kind"].iloc[0], titles=args.titles, best=args.best, dtype=args.dtype)
+            model = model_of(name, collection.rsplit("-", 1)[1], best=args.best, dtype=args.dtype)
             out = model(own.drop(columns=["score", "rank"]))
             with replacing(file) as whole:
                 out[["qid", "docno", "score"]].to_csv(whole, index=False)
             took, questions = time.process_time() - begin, own["qid"].nunique()
-            bm25, alone = mean_of(own), mean_of(own, out["score"])
-            seconds = f"{took / questions:.1f} CPU s each"
-            print(f"{short} {collection}: {alone} (BM25 {bm25}) on {questions}, {seconds}", flush=True)
-
-
-def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
-    """Return the candidates of so many questions, always the same."""
-    qids = frame["qid"].drop_duplicates()
-    return frame[frame["qid"].isin(qids.sample(min(questions, len(qids)), random_state=1))]
+            means = f"{ndcg(own, out['score']).mean():.4f} (BM25 {ndcg(own).mean():.4f})"
+            print(f"{short} {collection}: {means} on {questions}, {took / questions:.1f} CPU s each", flush=True)
 
 
 # Sums.
@@ -286,13 +214,10 @@ def fused(frame: pd.DataFrame, models: list[str], how: str) -> np.ndarray:
 def scored(folder: Path, split: str, systems: list[str], only: list[str]) -> dict[str, pd.DataFrame]:
     """Return the candidates of each collection with a column for each model, of questions that all have scored."""
     found, models = {}, sorted({model for system in systems for model in system.split(",")})
-    if unknown := [name for name in only if not (folder / "data" / f"{split}-{name}.jsonl.gz").is_file()]:
-        raise SystemExit(f"--only {' '.join(unknown)}: no candidates of the {split} split in {folder}")
-    for file in sorted((folder / "data").glob(f"{split}-*.jsonl.gz")):
-        collection = file.name.removeprefix(f"{split}-").removesuffix(".jsonl.gz")
+    for collection, file in files_of(folder, split, only).items():
         scores = {model: folder / "scores" / f"{split}-{collection}-{model}.csv" for model in models}
-        if collection in (only or [collection]) and all(each.is_file() for each in scores.values()):
-            frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).drop(columns=["title", "text"])
+        if all(each.is_file() for each in scores.values()):
+            frame = read_file(file).drop(columns=["title", "text"])
             for model, each in scores.items():
                 own = pd.read_csv(each, dtype={"qid": str, "docno": str}).rename(columns={"score": model})
                 frame = frame.merge(own, on=["qid", "docno"])
@@ -304,11 +229,11 @@ def table(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
     """Return nDCG@10 of BM25, the models and their sums, by collection, and the mean."""
     rows = {}
     for collection, frame in scored(folder, split, args.models, args.only).items():
-        row = {"questions": frame["qid"].nunique(), "BM25": mean_of(frame)[0]}
+        row = {"questions": frame["qid"].nunique(), "BM25": ndcg(frame).mean()}
         for system in args.models:
             models = system.split(",")
             for how in ("alone", "raw", *FUSIONS) if len(models) == 1 else FUSIONS:
-                row[f"{system}: {how}"] = mean_of(frame, fused(frame, models, how))[0]
+                row[f"{system}: {how}"] = ndcg(frame, fused(frame, models, how)).mean()
         rows[collection.replace("-", " ")] = row
     found = pd.DataFrame(rows)
     return found.assign(mean=found.mean(axis=1)).rename_axis("nDCG@10").reset_index()
@@ -322,8 +247,7 @@ def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
         rows = []
         for collection, frame in frames.items():
             baseline = fused(frame, others, "raw") if others else frame["score"]
-            before = values_of(frame, baseline)["nDCG@10"]
-            after = values_of(frame, fused(frame, system.split(","), "z"))["nDCG@10"]
+            before, after = ndcg(frame, baseline), ndcg(frame, fused(frame, system.split(","), "z"))
             test = ttest_1samp(after - before, 0.0)
             means = before.mean(), after.mean(), (after - before).mean()
             row = (system, collection.replace("-", " "), len(before), *means)
@@ -332,19 +256,6 @@ def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
         own = pd.DataFrame(rows, columns=["with BM25", *names])
         tables.append(own.assign(**{"p (Holm)": multipletests(own["p"], method="holm")[1]}))
     return pd.concat(tables)
-
-
-def look_once(folder: Path, command: str, what: list[str]) -> None:
-    """Note the first look of a command at the test splits; refuse another one, with other models."""
-    file = folder / "looked.json"
-    looked = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if looked.get(command, {}).get("looked at") == what:
-        return  # an interrupted one goes on
-    if command in looked:
-        raise SystemExit(f"the test splits were looked at before: {looked[command]}")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    looked[command] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "looked at": what}
-    file.write_text(json.dumps(looked), encoding="utf-8")
 
 
 def main() -> None:
@@ -356,37 +267,28 @@ def main() -> None:
     second = commands.add_parser("score")
     second.add_argument("folder", type=Path)
     second.add_argument("models", nargs="+")
-    second.add_argument("--titles", action="store_true", help="read the title with each window")
     second.add_argument("--dtype", default="bfloat16")
     second.add_argument("--best", type=int, default=3, help="windows of a document that are read; 0 for all")
     second.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
-    fourth = commands.add_parser("evidence")
-    fourth.add_argument("folder", type=Path)
-    fourth.add_argument("collections", type=Path)
-    fourth.add_argument("models", nargs="+")
-    fourth.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
-    third, fifth = commands.add_parser("table"), commands.add_parser("goals")
-    for each in (third, fifth):
+    third, fourth = commands.add_parser("table"), commands.add_parser("goals")
+    for each in (third, fourth):
         each.add_argument("folder", type=Path)
         each.add_argument("models", nargs="+", help="as their files of scores are called; a comma adds")
-    fifth.add_argument("--against", help="a model with .3 of BM25's raw score; default: BM25")
-    for each in (second, third, fifth):
+    fourth.add_argument("--against", help="a model with .3 of BM25's raw score; default: BM25")
+    for each in (second, third, fourth):
         each.add_argument("--only", nargs="+", default=[], help="collections, e.g. medquad-passages")
-    for each in (first, second, third, fourth, fifth):
+    for each in (first, second, third, fourth):
         each.add_argument("--split", choices=("dev", "test"), default="dev")
     args = parser.parse_args()
-    if args.split == "test" and args.command in ("score", "evidence"):
-        look_once(args.folder, args.command, args.models)
     if args.command == "candidates":
-        candidates(args.collections, args.folder / "data", args.split)
+        data = args.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        candidates(args.collections, data, args.split)
     elif args.command == "score":
         score(args.folder, args.models, args)
-    elif args.command == "evidence":
-        evidence(args.folder, args.collections, args.models, args)
     else:
         make = goals if args.command == "goals" else table
-        found = make(args.folder, args.split, args)
-        print(found.to_string(index=False, float_format="{:.4f}".format))
+        print(make(args.folder, args.split, args).to_string(index=False, float_format="{:.4f}".format))
 
 
 if __name__ == "__main__":

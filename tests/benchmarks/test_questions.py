@@ -20,31 +20,27 @@ import train_questions
 from train_questions import ABOVE, Passage
 
 
-def test_measures_are_those_of_ir_measures():
+def test_ndcg_is_that_of_ir_measures():
     rng = np.random.default_rng(0)
     rows = [(f"q{q}", f"d{d}", float(rng.normal()), int(rng.random() < 0.3)) for q in range(40) for d in range(20)]
     frame = pd.DataFrame(rows, columns=["qid", "docno", "score", "label"])
     frame["relevant"] = frame.groupby("qid")["label"].transform("sum") + (frame["qid"] == "q3")  # one is not found
     frame = frame[frame["relevant"] > 0]
     qrels = pd.concat([frame, pd.DataFrame([("q3", "never", 0.0, 1, 0)], columns=frame.columns)])
-    measures = [ir_measures.parse_measure(name) for name in ("nDCG@10", "RR")]
     given = [
         table.rename(columns=dict(zip(["qid", "docno", "label"], ["query_id", "doc_id", "relevance"], strict=True)))
         for table in (qrels, frame)
     ]
-    found = pd.DataFrame(ir_measures.iter_calc(measures, *given))
-    expected = found.assign(measure=found["measure"].map(str)).pivot(
-        index="query_id", columns="measure", values="value"
-    )
-    ours = evaluate_questions.values_of(frame)
-    for name in ("nDCG@10", "RR"):
-        assert ours[name].to_numpy() == pytest.approx(expected[name].to_numpy(), abs=1e-12)
+    found = pd.DataFrame(ir_measures.iter_calc([ir_measures.nDCG @ 10], *given))
+    expected = found.set_index("query_id")["value"].sort_index()
+    assert evaluate_questions.ndcg(frame).to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-12)
 
 
 def test_ties_keep_the_order_of_bm25():
     frame = pd.DataFrame({"qid": "q", "score": [3.0, 2.0, 1.0], "label": [0, 1, 0], "relevant": 1})
-    assert evaluate_questions.values_of(frame, np.zeros(3))["RR"].tolist() == [0.5]
-    assert evaluate_questions.values_of(frame, np.array([0.0, 0.0, 1.0]))["RR"].tolist() == [pytest.approx(1 / 3)]
+    second, third = 1 / np.log2(3), 1 / np.log2(4)
+    assert evaluate_questions.ndcg(frame, np.zeros(3)).tolist() == [pytest.approx(second)]
+    assert evaluate_questions.ndcg(frame, np.array([0.0, 0.0, 1.0])).tolist() == [pytest.approx(third)]
 
 
 def test_scores_are_put_on_one_scale_for_each_query():
@@ -53,16 +49,6 @@ def test_scores_are_put_on_one_scale_for_each_query():
     assert evaluate_questions.scaled(frame, scores, "min-max").tolist() == [0, 1, 0]
     assert evaluate_questions.scaled(frame, scores, "rank").tolist() == [1 / 62, 1 / 61, 1 / 61]
     assert evaluate_questions.scaled(frame, scores, "z").tolist() == [-1, 1, 0]
-
-
-def test_a_second_evaluation_with_other_models_is_refused(tmp_path):
-    evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
-    noted = (tmp_path / "looked.json").read_text(encoding="utf-8")
-    evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
-    evaluate_questions.look_once(tmp_path, "evidence", ["c"])
-    with pytest.raises(SystemExit, match="looked at before"):
-        evaluate_questions.look_once(tmp_path, "score", ["a", "c"])
-    assert '"looked at": ["a", "b"]' in noted
 
 
 def scored(qid: str, answer: float, others: list[float]) -> pd.DataFrame:
@@ -120,7 +106,7 @@ def test_an_interrupted_evaluation_leaves_no_partial_file_of_scores(tmp_path, mo
     frame = frame.assign(score=1.0, rank=0, label=1, relevant=1)
     with gzip.open(tmp_path / "data" / "dev-docstrings-documents.jsonl.gz", "wt") as file:
         frame.to_json(file, orient="records", lines=True)
-    args = SimpleNamespace(titles=False, best=3, only=[], split="dev", questions=5, dtype="float32")
+    args = SimpleNamespace(best=3, only=[], split="dev", questions=5, dtype="float32")
     monkeypatch.setattr(evaluate_questions, "model_of", lambda *_, **__: broken)
     with pytest.raises(KeyboardInterrupt):
         evaluate_questions.score(tmp_path, ["m"], args)

@@ -32,11 +32,10 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -45,6 +44,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 import torch
+from questions import candidates
 from train_docstrings import best_passage, phrases_of
 
 import pyterrier_longdoc as ld
@@ -71,8 +71,9 @@ TITLED, SHORT, EMPTY = 0.5, 0.35, 0.05
 SHARED, SHARED_OWN = 0.1, 0.5
 """A passage with a larger share of its 12-word phrases in held-out text is not trained on; in that of its own
 collection, where pages have paragraphs in common that answer nothing, it may be more."""
-SHARES = ["docstrings=2600", "fairytaleqa=1800", "newwiki=1200", "squad=1200", "nq=700", "medquad=500"]
-"""Questions of a later round: the more, the more the first has left to do on dev."""
+FIRST_STEPS, QUERIES_PER_STEP = 1100, 16
+SHARES = {"docstrings": 2600, "fairytaleqa": 1800, "newwiki": 1200, "squad": 1200, "nq": 700, "medquad": 500}
+"""Steps of the first round, and questions of the second: the more, the more the first has left to do on dev."""
 ABOVE = 1.0
 """Of what a model scores so much higher than the answer it is assumed that it answers, too."""
 SAME = 0.5
@@ -115,85 +116,55 @@ class Question:
     answer: tuple[int, int, int] | None = None  # number of the passage, start and end in it
 
 
-def rows_of(file: Path) -> Iterator[dict[str, object]]:
-    """Yield the objects of a file of JSON lines."""
-    with file.open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
-
-
-def pairs_of(file: Path) -> dict[str, str]:
-    """Return what a file of two columns, separated by tabs, says."""
-    with file.open(encoding="utf-8") as lines:
-        return dict(line.rstrip("\n").split("\t", 1) for line in lines)
-
-
 class Collection:
     """A folder of documents and questions, of which a split is read."""
 
     def __init__(self, folder: Path) -> None:
-        self.name, self.folder = folder.name, folder
-        self.documents = {str(row["docno"]): row for row in rows_of(folder / "docs.jsonl")}
-        self.queries = pairs_of(folder / "topics.tsv")
+        dataset = pt.get_dataset(f"longdoc:folder:{folder}")
+        self.folder, self.documents = folder, dataset.documents
+        self.queries = dict(zip(dataset.topics["qid"], dataset.topics["query"], strict=True))
+        self.split_of_query = {qid: split for split, qids in dataset.splits.items() for qid in qids}
+        judged = dataset.qrels[["qid", "docno"]].itertuples(index=False)
+        self.split_of_document = {docno: self.split_of_query.get(qid) for qid, docno in judged}
 
-    @cached_property
-    def split_of_query(self) -> dict[str, str]:
-        return pairs_of(self.folder / "splits.tsv")
-
-    @cached_property
-    def split_of_document(self) -> dict[str, str]:
-        lines = (self.folder / "qrels.txt").read_text(encoding="utf-8").split("\n")
-        judged = [line.split() for line in lines if line]
-        return {docno: self.split_of_query[qid] for qid, _, docno, _ in judged}
-
-    def texts(self, *splits: str) -> list[str]:
-        """Return the documents of some splits, of all where none is named."""
-        chosen = [d for d in self.documents if not splits or self.split_of_document[d] in splits]
-        return [str(self.documents[docno]["text"]) for docno in chosen]
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects of a file of JSON lines."""
+        return [json.loads(line) for line in (self.folder / name).read_text(encoding="utf-8").splitlines()]
 
     def passages(self, split: str) -> list[Passage]:
         """Return the passages of a split's documents."""
         found = []
-        for row in rows_of(self.folder / "passages.jsonl"):
-            docno, start, end = str(row["docno"]), int(str(row["start"])), int(str(row["end"]))
-            if self.split_of_document[docno] == split:
-                document, lead = self.documents[docno], str(row.get("title") or "")
-                text = str(document["text"])[start:end]
-                found.append(Passage(docno, str(document.get("title") or ""), text, start, lead))
+        for row in self.rows("passages.jsonl"):
+            if self.split_of_document[row["docno"]] == split:
+                document = self.documents[row["docno"]]
+                text = document["text"][row["start"] : row["end"]]
+                found.append(
+                    Passage(row["docno"], document.get("title", ""), text, row["start"], row.get("title") or "")
+                )
         return found
 
     def questions(self, split: str, passages: Sequence[Passage]) -> list[Question]:
         """Return the questions of a split that BM25 can answer."""
         number = {(passage.docno, passage.start): i for i, passage in enumerate(passages)}
         spans = defaultdict(list)
-        for row in rows_of(self.folder / "spans.jsonl"):
-            spans[str(row["qid"])].append(row)
+        for row in self.rows("spans.jsonl"):
+            spans[row["qid"]].append(row)
         found = []
         for qid in (self.folder / "findable.txt").read_text(encoding="utf-8").split():
             if self.split_of_query[qid] == split:
-                gold = [number[str(row["docno"]), int(str(row["start"]))] for row in spans[qid]]
-                known = [(i, row) for i, row in zip(gold, spans[qid], strict=True) if "answer_start" in row]
-                answer = None
-                for i, row in known[:1]:
-                    places = [int(str(row[name])) - passages[i].start for name in ("answer_start", "answer_end")]
-                    answer = (i, places[0], places[1])
-                found.append(Question(qid, self.queries[qid], tuple(gold), answer))
+                gold = [number[row["docno"], row["start"]] for row in spans[qid]]
+                answers = [
+                    (i, row["answer_start"] - passages[i].start, row["answer_end"] - passages[i].start)
+                    for i, row in zip(gold, spans[qid], strict=True)
+                    if "answer_start" in row
+                ]
+                found.append(Question(qid, self.queries[qid], tuple(gold), answers[0] if answers else None))
         return found
-
-
-def bm25_run(texts: Mapping[str, str], topics: pd.DataFrame, depth: int) -> pd.DataFrame:
-    """Return the best texts for each topic, `qid, query, docno, score, rank`, best first."""
-    import pyterrier_pisa
-
-    with tempfile.TemporaryDirectory() as scratch:
-        index = pyterrier_pisa.PisaIndex(str(Path(scratch) / "index"), text_field="text")
-        index.index([{"docno": docno, "text": text} for docno, text in texts.items()])
-        run = index.bm25(num_results=depth)(topics).sort_values(["qid", "rank"], kind="stable", ignore_index=True)
-    return run[["qid", "query", "docno", "score", "rank"]]
 
 
 def bm25(texts: Sequence[str], topics: pd.DataFrame, depth: int) -> dict[str, list[int]]:
     """Return the numbers of the best texts for each qid, best first."""
-    run = bm25_run({str(i): text for i, text in enumerate(texts)}, topics, depth)
+    run = candidates({str(i): text for i, text in enumerate(texts)}, topics, depth)
     found: dict[str, list[int]] = {}
     for qid, docno in zip(run["qid"], run["docno"], strict=True):
         found.setdefault(qid, []).append(int(docno))
@@ -210,11 +181,11 @@ class HeldOut:
         self.phrases: dict[str, set[int]] = {}
         self.queries: dict[str, set[str]] = {}
         for name in (*COLLECTIONS, *NEVER):
-            collection = Collection(collections / name)
-            splits = () if name in NEVER else ("dev", "test")
-            self.phrases[name] = set().union(*map(phrases_of, collection.texts(*splits)))
-            held = [q for q in collection.queries if not splits or collection.split_of_query[q] in splits]
-            self.queries[name] = {folded(collection.queries[qid]) for qid in held}
+            own, splits = Collection(collections / name), (None,) if name in NEVER else ("dev", "test")
+            texts = [row["text"] for docno, row in own.documents.items() if own.split_of_document.get(docno) in splits]
+            self.phrases[name] = set().union(*map(phrases_of, texts))
+            held = [query for qid, query in own.queries.items() if own.split_of_query.get(qid) in splits]
+            self.queries[name] = set(map(folded, held))
         entries = pt.get_dataset("longdoc:docstrings").entries
         held = [entry for entry in entries if docstrings.split_of(entry.docno) != "train"]
         self.phrases["docstrings"] = set().union(*(phrases_of(entry.text) for entry in held))
@@ -223,11 +194,13 @@ class HeldOut:
 
     def has(self, name: str, phrases: set[int]) -> bool:
         """Return whether much of a passage of a collection is held out, and count where it stands."""
-        shares = {other: len(phrases & held) / max(1, len(phrases)) for other, held in self.phrases.items()}
-        for other, share in shares.items():
-            for limit in (0.0, SHARED, SHARED_OWN):
-                self.counts[name, other, f"passages that share more than {limit:.0%}"] += share > limit
-        return any(share > (SHARED_OWN if other == name else SHARED) for other, share in shares.items())
+        there = []
+        for other, held in self.phrases.items():
+            share = len(phrases & held) / max(1, len(phrases))
+            if share > (SHARED_OWN if other == name else SHARED):
+                there.append((name, other, "passages"))
+        self.counts.update(there)
+        return bool(there)
 
     def asks(self, name: str, query: str) -> bool:
         """Return whether a question of a collection is held out, and count where."""
@@ -357,33 +330,24 @@ def prepare(collections: Path, folder: Path) -> None:
 # Negatives that a model chooses.
 
 
-def mine(folder: Path, args: argparse.Namespace) -> None:
-    """Write examples of questions that no round has had, against the others that a model scores highest.
+def mine(folder: Path, name: str, into: str) -> None:
+    """Write examples of questions that round 1 has not had, against the others that its model scores highest.
 
     Those that it scores above the answer by more than `ABOVE` are left out: most are answers that nobody marked.
     """
     pool = read_examples(folder / "data" / "pool.jsonl.gz")
-    drawn = {qid for name in args.seen for qid in read_examples(folder / "data" / name)["qid"]}
-    drawn |= set(first_drawn(read_examples(folder / "data" / "train.jsonl.gz"), args.seed, args.steps))
-    qids = pool.loc[~pool["qid"].isin(drawn), "qid"].drop_duplicates()
+    drawn = read_examples(folder / "data" / "train.jsonl.gz")["qid"].drop_duplicates().tolist()
+    Random("1:0").shuffle(drawn)  # as the training's first epoch does
+    qids = pool.loc[~pool["qid"].isin(drawn[: QUERIES_PER_STEP * FIRST_STEPS]), "qid"].drop_duplicates()
     chosen = []
-    for name, number in (share.split("=") for share in args.questions):
-        unseen = qids[qids.str.startswith(f"{name}:")]
-        chosen += unseen.sample(min(int(number), len(unseen)), random_state=args.seed).tolist()
-    own = pool[pool["qid"].isin(chosen)]
+    for collection, number in SHARES.items():
+        unseen = qids[qids.str.startswith(f"{collection}:")]
+        chosen += unseen.sample(min(number, len(unseen)), random_state=1).tolist()
     model = ld.CrossEncoder.load(
-        args.model, window_size=TOKENS, stride=TOKENS, max_doc_len=TOKENS, dtype="bfloat16", **WITH_TITLES
+        name, window_size=TOKENS, stride=TOKENS, max_doc_len=TOKENS, dtype="bfloat16", **WITH_TITLES
     )
-    scored = model(own)
-    scored.drop(columns=["title", "text"]).to_csv(folder / "data" / f"scored-{args.into}.csv", index=False)
-    hardest(scored).to_json(folder / "data" / f"{args.into}.jsonl.gz", orient="records", lines=True)
-
-
-def first_drawn(examples: pd.DataFrame, seed: int, steps: int) -> list[str]:
-    """Return the questions that a training of so many steps draws."""
-    qids = examples["qid"].drop_duplicates().tolist()
-    Random(f"{seed}:0").shuffle(qids)
-    return qids[: 16 * steps]
+    scored = model(pool[pool["qid"].isin(chosen)])
+    hardest(scored).to_json(folder / "data" / f"{into}.jsonl.gz", orient="records", lines=True)
 
 
 def hardest(scored: pd.DataFrame) -> pd.DataFrame:
@@ -412,61 +376,45 @@ def read_examples(file: Path) -> pd.DataFrame:
     return pd.read_json(file, orient="records", lines=True, dtype={**text, "label": int}).fillna("")
 
 
-def recipe(state: Path | None, steps: int, *, seed: int, dtype: str = "bfloat16", together: int = 8) -> ld.TrainingArgs:
-    """Return how all rounds are trained."""
-    return ld.TrainingArgs(
+def train(folder: Path, args: argparse.Namespace) -> None:
+    """Train one round of a MaxP, or a MaxSim with a random projection; each reads a passage as one window."""
+    title = "maxsim" if args.start is None else f"round{args.round}"
+    target = folder / title
+    if (target / "config.json").is_file():
+        print(f"{target} is there already")
+        return
+    rates = {"encoder.": 5e-5, "": 5e-4} | ({"encoder.representation.": 5e-4} if args.start is None else {})
+    training = ld.TrainingArgs(
         epochs=4,
-        max_steps=steps,
+        max_steps=args.steps,
         loss="cross_entropy",
         reduction="mean",
         negatives=NEGATIVES,
         max_negative_rank=None,
-        queries_per_step=16,
-        queries_per_forward=together,
-        learning_rates={"encoder.": 5e-5, "": 5e-4},
+        queries_per_step=QUERIES_PER_STEP,
+        queries_per_forward=8,
+        learning_rates=rates,
         schedule="linear",
         warmup=0.05,
         weight_decay=0.01,
         decay="matrices",
         max_grad_norm=1.0,
         dropout=0.0,
-        dtype=dtype,
-        checkpoint=state,
+        dtype=args.dtype,
+        checkpoint=folder / "state" / title,
         save_steps=25,
-        seed=seed,
+        seed=args.round,
     )
-
-
-def reader(training: ld.TrainingArgs | None, start: str) -> ld.MaxP:
-    """Return the model that reads a passage as one window, begun from a trained one."""
-    model = ld.MaxP(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **WITH_TITLES)
-    model.start_from(ld.CrossEncoder.load(start))
-    for parameter in model.model.encoder.backbone.embeddings.parameters():
-        parameter.requires_grad_(False)
-    return model
-
-
-def late_reader(training: ld.TrainingArgs) -> ld.MaxSim:
-    """Return a model for late interaction with a random projection, which reads a passage as one window."""
-    rates = {"encoder.": 5e-5, "encoder.representation.": 5e-4}
-    training = replace(training, learning_rates={**training.learning_rates, **rates})
-    return ld.MaxSim(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **WITH_TITLES)
-
-
-def train(folder: Path, args: argparse.Namespace) -> None:
-    """Train one round, or go on with it."""
-    title = "maxsim" if args.start is None else f"round{args.round}"
-    target = folder / title
-    examples = pd.concat([read_examples(folder / "data" / name) for name in args.examples], ignore_index=True)
-    examples = examples.astype({"title": object, "text": object})  # of joined columns pandas copies all to take a few
-    if (target / "config.json").is_file():
-        print(f"{target} is there already")
-        return
-    training = recipe(folder / "state" / title, args.steps, seed=args.round, dtype=args.dtype)
-    model = late_reader(training) if args.start is None else reader(training, args.start)
-    model.verbose = True
-    # On a CPU sdpa is slow backwards.
-    use_attention(model.model.encoder.backbone, args.attention)
+    reading: dict[str, Any] = {"window_size": TOKENS, "max_doc_len": TOKENS, "dtype": "float32", **WITH_TITLES}
+    if args.start is None:
+        model: Any = ld.MaxSim(ENCODER, training=training, verbose=True, **reading)
+    else:
+        model = ld.MaxP(ENCODER, training=training, verbose=True, **reading)
+        model.start_from(ld.CrossEncoder.load(args.start))
+        for parameter in model.model.encoder.backbone.embeddings.parameters():
+            parameter.requires_grad_(False)
+    use_attention(model.model.encoder.backbone, "eager")  # on a CPU sdpa is slow backwards
+    examples = read_examples(folder / "data" / args.examples)
     begin = time.perf_counter()
     model.fit(examples.drop(columns="label"), examples.loc[examples["label"] > 0, ["qid", "docno", "label"]])
     model.save(target)
@@ -503,17 +451,12 @@ def main() -> None:
     second.add_argument("--round", type=int, default=1)
     second.add_argument("--steps", type=int, required=True)
     second.add_argument("--start", help="a model on the same encoder; without it a fresh MaxSim")
-    second.add_argument("--examples", nargs="+", default=["train.jsonl.gz"])
+    second.add_argument("--examples", default="train.jsonl.gz")
     second.add_argument("--dtype", default="bfloat16")
-    second.add_argument("--attention", default="eager")
     third = commands.add_parser("mine")
     third.add_argument("folder", type=Path)
     third.add_argument("model")
     third.add_argument("into", help="name of the examples")
-    third.add_argument("--questions", nargs="+", default=SHARES, metavar="COLLECTION=NUMBER")
-    third.add_argument("--steps", type=int, default=1100, help="of round 1, whose questions are left out")
-    third.add_argument("--seed", type=int, default=1, help="of round 1")
-    third.add_argument("--seen", nargs="*", default=[], help="examples of other rounds, whose questions are left out")
     commands.add_parser("package").add_argument("folder", type=Path)
     args = parser.parse_args()
     if args.command == "prepare":
@@ -521,7 +464,7 @@ def main() -> None:
         data.mkdir(parents=True, exist_ok=True)
         prepare(args.collections, data)
     elif args.command == "mine":
-        mine(args.folder, args)
+        mine(args.folder, args.model, args.into)
     elif args.command == "package":
         package(args.folder)
     else:
