@@ -1,7 +1,7 @@
 """Windows per second of MaxP on a CPU, next to the CrossEncoder of sentence-transformers, and the machine's ceiling.
 
     python tests/benchmarks/bench_speed.py --collection PATH/time [--topics 2] [--depth 10] [--threads 2]
-        [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 openvino-int8 st st-bf16 ...] [--memory]
+        [--rounds 3] [--settings torch torch-bf16 openvino openvino-int8 st st-bf16 st-openvino ...] [--memory]
 
 BM25's top documents of each topic are reranked by the packaged MaxP, written as a Hugging Face checkpoint that both
 sides load, over windows of 150 words with stride 75. The CrossEncoder (`st...`) receives the texts of the same windows,
@@ -18,9 +18,9 @@ note.
 Columns: `first s`, seconds from the constructor to the score of one document, with export and quantization; `peak`, the
 share of the machine's matrix peak at this precision that the encoder reaches. The peak is that of the fastest of torch,
 numpy and OpenVINO. `error` (the largest difference of a score, in standard deviations of all scores) and `tau`
-(Kendall's, mean over topics) compare with `torch`. `truncated` counts the windows (`st`) or
-documents that were not read to the end. `MB` (with `--memory`) is the peak of a process that scores with this setting
-alone. Needs the extras `demo` and `openvino`, sentence-transformers, and for `st-onnx...` onnx and onnxruntime.
+(Kendall's, mean over topics) compare with `torch`. `truncated` counts the windows (`st`) or documents that were not
+read to the end. `MB` (with `--memory`) is the peak of a process that scores with this setting alone. Needs the extras
+`demo` and `openvino`, sentence-transformers, and for `st-onnx...` onnx and onnxruntime.
 """
 
 from __future__ import annotations
@@ -38,29 +38,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import numpy as np
 import pandas as pd
+import questions
 import torch
+from scipy.stats import kendalltau
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import has_bfloat16
 from pyterrier_longdoc.modelling.runtimes import ByPosition, Form, Inputs, compiled, converted
 from pyterrier_longdoc.modelling.tokens import tokenize
+from tests.support import memory
 
-CPU = torch.device("cpu")
-OURS = {
-    "torch": ("torch", "float32"),
-    "torch-bf16": ("torch", "bfloat16"),
-    "openvino": ("openvino", "float32"),
-    "openvino-bf16": ("openvino", "bfloat16"),
-    "openvino-int8": ("openvino", "float32"),
-}
-PEERS = ("st", "st-bf16", "st-openvino", "st-openvino-bf16", "st-openvino-int8", "st-onnx", "st-onnx-int8")
+OURS = ("torch", "torch-bf16", "openvino", "openvino-int8")
+PEERS = ("st", "st-bf16", "st-openvino", "st-openvino-int8", "st-onnx", "st-onnx-int8")
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 WINDOWS = ld.SlidingWords(150, 75)
 BATCH_SIZES = (16, 32, 64)
@@ -70,11 +66,12 @@ NEARLY_LINEAR = 1e-3
 
 @dataclass
 class Setting:
-    """A system, and what was measured of it; `score` takes the number of rows."""
+    """A system, and what was measured of it; `score` takes the number of rows, `tune` looks for the best batch size."""
 
     name: str
     score: Callable[[int], np.ndarray]
     truncated: Callable[[], int]
+    tune: Callable[[], None] = lambda: None
     seconds: list[float] = field(default_factory=list)
     scores: np.ndarray | None = None
     first: float = float("nan")
@@ -110,24 +107,21 @@ def checkpoint(folder: Path) -> str:
     return str(folder)
 
 
-def passages(scorer: Any, frame: pd.DataFrame) -> tuple[list[list[str]], float]:
-    """The texts of the windows of each row, and the share of windows that are other tokens when read alone."""
+def passages(scorer: Any, frame: pd.DataFrame) -> list[list[str]]:
+    """The texts of the windows of each row."""
     cut: dict[str, list[str]] = {}
-    differ = []
     for text in dict.fromkeys(frame["text"]):
         (document,) = tokenize(scorer.tokenizer, [text], offsets=True)
-        spans = scorer.reader.windows(document)
-        cut[text] = [text[slice(*document.characters(span))] for span in spans]
-        alone = tokenize(scorer.tokenizer, cut[text])
-        differ += [list(document.ids[a:b]) != list(again.ids) for (a, b), again in zip(spans, alone, strict=True)]
-    return [cut[text] for text in frame["text"]], float(np.mean(differ))
+        cut[text] = [text[slice(*document.characters(span))] for span in scorer.reader.windows(document)]
+    return [cut[text] for text in frame["text"]]
 
 
 def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Setting:
     """This package's MaxP with one of its runtimes."""
-    runtime, dtype = OURS[name]
-    model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, runtime=runtime, dtype=dtype, device="cpu")
-    if name == "openvino-int8":
+    runtime, _, precision = name.partition("-")
+    options = {"runtime": runtime, "dtype": "bfloat16" if precision == "bf16" else "float32", "device": "cpu"}
+    model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, **options)
+    if precision == "int8":
         model = model.quantize(frame)
 
     def score(rows: int) -> np.ndarray:
@@ -137,7 +131,7 @@ def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Set
     return Setting(name, score, lambda: model.coverage.documents_cut)
 
 
-def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]], size: int | None) -> Setting:
+def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]]) -> Setting:
     """The CrossEncoder over the texts of the windows, and the best score of each row."""
     from sentence_transformers import CrossEncoder
 
@@ -146,26 +140,31 @@ def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]], size
         options["model_kwargs"] = {"dtype": torch.bfloat16}
     model = CrossEncoder(folder, **options)
     pairs = [(query, passage) for query, texts in zip(frame["query"], cut, strict=True) for passage in texts]
-    if name not in ("st", "st-bf16"):
+    library, _, precision = name.removeprefix("st-").partition("-")
+    if library in FORMS:
         drawn = pairs[:: len(pairs) // 100 + 1]  # to calibrate on, one by one as optimum-intel does it
         batches = [dict(model.tokenizer([pair], return_tensors="pt")) for pair in drawn]
-        replace_encoder(model, FORMS[name](load_backbone(folder).model.eval(), batches))
+        form = FORMS[library](load_backbone(folder).model.eval(), batches, int8=precision == "int8")
+        replace_encoder(model, form)
+    size = 32
 
     def predict(pairs: list[tuple[str, str]], size: int) -> np.ndarray:
         return np.asarray(model.predict(pairs, batch_size=size, show_progress_bar=False), dtype="float64")
 
     def score(rows: int) -> np.ndarray:
         counts = list(map(len, cut[:rows]))
-        return np.maximum.reduceat(predict(pairs[: sum(counts)], best), np.cumsum([0, *counts[:-1]]))
+        return np.maximum.reduceat(predict(pairs[: sum(counts)], size), np.cumsum([0, *counts[:-1]]))
 
     def seconds(size: int) -> float:
         start = time.perf_counter()
         predict(pairs[:64], size)
         return time.perf_counter() - start
 
-    setting = Setting(name, score, lambda: sum(len(ids) > 512 for ids in model.tokenizer(pairs)["input_ids"]))
-    best = size or min(BATCH_SIZES, key=seconds)
-    return setting
+    def tune() -> None:
+        nonlocal size
+        size = min(BATCH_SIZES, key=seconds)
+
+    return Setting(name, score, lambda: sum(len(ids) > 512 for ids in model.tokenizer(pairs)["input_ids"]), tune)
 
 
 def replace_encoder(model: Any, form: Form) -> None:
@@ -188,21 +187,21 @@ def openvino_int8(graph: Any, batches: list[list[np.ndarray]]) -> Any:
     return nncf.quantize(graph, nncf.Dataset(batches), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
 
 
-def openvino_form(encoder: Any, batches: list[Inputs], precision: str) -> Form:
+def openvino_form(encoder: Any, batches: list[Inputs], *, int8: bool) -> Form:
     """The encoder in OpenVINO."""
     graph = converted(encoder, NAMES)
-    if precision == "int8":
+    if int8:
         graph = openvino_int8(graph, [[batch[name].numpy() for name in NAMES] for batch in batches])
-    return compiled(graph, torch.bfloat16 if precision == "bf16" else torch.float32)
+    return compiled(graph, torch.float32)
 
 
-def onnx_form(encoder: Any, batches: list[Inputs], precision: str) -> Form:
+def onnx_form(encoder: Any, batches: list[Inputs], *, int8: bool) -> Form:
     """The encoder in ONNX Runtime."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory() as scratch:
-        file, int8 = str(Path(scratch, "float32.onnx")), str(Path(scratch, "int8.onnx"))
+        file, quantized = str(Path(scratch, "float32.onnx")), str(Path(scratch, "int8.onnx"))
         torch.onnx.export(
             ByPosition(encoder, NAMES),
             tuple(batches[0][name] for name in NAMES),
@@ -211,23 +210,16 @@ def onnx_form(encoder: Any, batches: list[Inputs], precision: str) -> Form:
             dynamic_axes={name: {0: "windows", 1: "tokens"} for name in NAMES},
             dynamo=False,
         )
-        if precision == "int8":
+        if int8:
             vnni = "vnni" in Path("/proc/cpuinfo").read_text()
-            quantize_dynamic(file, int8, weight_type=QuantType.QInt8 if vnni else QuantType.QUInt8)
-            file = int8
+            quantize_dynamic(file, quantized, weight_type=QuantType.QInt8 if vnni else QuantType.QUInt8)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(quantized if int8 else file, options, providers=["CPUExecutionProvider"])
     return lambda inputs: torch.from_numpy(session.run(None, {name: inputs[name].numpy() for name in NAMES})[0])
 
 
-FORMS: dict[str, Callable[[Any, list[Inputs]], Form]] = {
-    "st-openvino": lambda encoder, batches: openvino_form(encoder, batches, "float32"),
-    "st-openvino-bf16": lambda encoder, batches: openvino_form(encoder, batches, "bf16"),
-    "st-openvino-int8": lambda encoder, batches: openvino_form(encoder, batches, "int8"),
-    "st-onnx": lambda encoder, batches: onnx_form(encoder, batches, "float32"),
-    "st-onnx-int8": lambda encoder, batches: onnx_form(encoder, batches, "int8"),
-}
+FORMS: dict[str, Callable[..., Form]] = {"openvino": openvino_form, "onnx": onnx_form}
 
 
 # The machine's ceiling.
@@ -246,24 +238,22 @@ def matrix_peaks(size: int = 1024, layers: int = 4, rounds: int = 5) -> dict[str
             seconds.append(time.perf_counter() - start)
         return products * flops / min(seconds[1:])
 
-    def openvino_speed(precision: str) -> float:
+    def openvino_speed(*, int8: bool) -> float:
         import openvino
 
         graph = openvino.convert_model(weights, example_input=x)
-        if precision == "int8":
-            graph = openvino_int8(graph, [[array]])
-        form = compiled(graph, torch.bfloat16 if precision == "bf16" else torch.float32)
+        form = compiled(openvino_int8(graph, [[array]]) if int8 else graph, torch.float32)
         return speed(lambda: form({"x": x}), layers)
 
     with torch.inference_mode():
         peaks = {
             "float32": {"torch": speed(lambda: x @ x), "numpy": speed(lambda: array @ array)},
-            "int8": {"openvino": openvino_speed("int8")},
+            "int8": {"openvino": openvino_speed(int8=True)},
         }
-        if has_bfloat16(CPU):
+        if has_bfloat16(torch.device("cpu")):
             half = x.bfloat16()
-            peaks["bf16"] = {"torch": speed(lambda: half @ half), "openvino": openvino_speed("bf16")}
-    peaks["float32"]["openvino"] = openvino_speed("float32")
+            peaks["bf16"] = {"torch": speed(lambda: half @ half)}
+    peaks["float32"]["openvino"] = openvino_speed(int8=False)
     return peaks
 
 
@@ -276,33 +266,15 @@ def giga_operations(model: torch.nn.Module, lengths: list[int]) -> float:
 
 def tau(frame: pd.DataFrame, scores: np.ndarray, reference: np.ndarray) -> float:
     """Kendall's tau with the reference, mean over topics with more than one document."""
-    from scipy.stats import kendalltau
-
     both = pd.DataFrame({"qid": frame["qid"].to_numpy(), "a": scores, "b": reference})
     return float(np.mean([kendalltau(of["a"], of["b"]).statistic for _, of in both.groupby("qid") if len(of) > 1]))
 
 
 def ndcg(frame: pd.DataFrame, scores: np.ndarray, qrels: pd.DataFrame) -> float:
     """NDCG@10 of a run."""
-    import ir_measures
-
     run_ = pd.DataFrame({"query_id": frame["qid"], "doc_id": frame["docno"], "score": scores})
     judged = qrels.rename(columns={"qid": "query_id", "docno": "doc_id", "label": "relevance"})
-    judged = judged[judged["query_id"].isin(set(run_["query_id"]))]
     return float(ir_measures.calc_aggregate([ir_measures.nDCG @ 10], judged, run_)[ir_measures.nDCG @ 10])
-
-
-def collection(args: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """BM25's top documents with their texts, and the qrels."""
-    import pyterrier as pt
-
-    dataset = pt.get_dataset(f"longdoc:folder:{args.collection}")
-    topics = dataset.get_topics()
-    if 0 < args.topics < len(topics):
-        topics = topics.sample(args.topics, random_state=0).sort_values("qid").reset_index(drop=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        bm25 = first_stage(dataset, Path(scratch) / "index", args.depth)
-        return (bm25 >> dataset.text_loader())(topics), dataset.get_qrels()
 
 
 def table(
@@ -340,16 +312,14 @@ def build(
     for name in args.settings:
         start = time.perf_counter()
         try:
-            one = ours(name, folder, frame, query) if name in OURS else peer(name, folder, frame, cut, 32)
+            one = ours(name, folder, frame, query) if name in OURS else peer(name, folder, frame, cut)
         except ImportError as error:
             print(f"  {name} is left out: {str(error).strip().splitlines()[0]}", flush=True)
             continue
         one.score(1)
-        first = time.perf_counter() - start
-        if name in PEERS:
-            one = peer(name, folder, frame, cut, None)
-        one.first = first
-        print(f"  {name}: first document after {first:.1f} s", flush=True)
+        one.first = time.perf_counter() - start
+        one.tune()
+        print(f"  {name}: first document after {one.first:.1f} s", flush=True)
         settings.append(one)
     return settings
 
@@ -365,15 +335,7 @@ def run(settings: list[Setting], rounds: int, rows: int) -> None:
             print(f"  round {round_ + 1}: {setting.name} {setting.seconds[-1]:.2f} s", file=sys.stderr, flush=True)
 
 
-def peak_memory(run_: Callable[[], Any]) -> int:
-    """The most megabytes that this process holds while it runs something (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")
-    run_()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
-
-
-def memory(name: str) -> int | str:
+def megabytes(name: str) -> int:
     """The peak of a process that scores with one setting alone."""
     command = [sys.executable, __file__, *sys.argv[1:], "--settings", name, "--report-memory"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -383,7 +345,7 @@ def memory(name: str) -> int | str:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", required=True, help="folder with docs.jsonl, topics.tsv and qrels.txt")
+    parser.add_argument("--collection", type=Path, required=True, help="folder with docs.jsonl, topics.tsv, qrels.txt")
     parser.add_argument("--topics", type=int, default=4, help="number of topics; 0 takes all (default 4)")
     parser.add_argument("--depth", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -394,22 +356,24 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", category=ld.TruncationWarning)
-    frame, qrels = collection(args)
+    asked = questions.Questions(args.collection, "test", args.topics)
+    frame = questions.candidates(asked.texts, asked.topics, args.depth)
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint(Path(scratch))
         tokenizer = load_backbone(folder).tokenizer
         queries = tokenizer(list(frame["query"]), add_special_tokens=False)["input_ids"]
         query = max(map(len, queries))
         scorer = ld.MaxP(folder, windows=WINDOWS, max_query_len=query, device="cpu").model
-        cut, differ = passages(scorer, frame)
+        cut = passages(scorer, frame)
         settings = build(args, folder, frame, cut, query)
         if args.report_memory:
-            print(json.dumps({"MB": peak_memory(lambda: settings[0].score(len(frame)))}))
+            memory.growth(lambda: settings[0].score(len(frame)))
+            print(json.dumps({"MB": round(memory.peak())}))
             return
         windows = sum(map(len, cut))
         print(
             f"{frame['qid'].nunique()} topics, {len(frame)} documents, {windows} windows of 150 words with stride 75; "
-            f"tokens that differ: {differ:.2%} of windows; {args.threads} thread(s), best of {args.rounds} rounds"
+            f"{args.threads} thread(s), best of {args.rounds} rounds"
         )
         peaks = matrix_peaks()
         print("GFLOP/s of products of 1024 x 1024 matrices:")
@@ -419,9 +383,9 @@ def main() -> None:
         lengths = [len(ids) for ids in tokenizer(pairs)["input_ids"]]
         work = giga_operations(scorer.encoder.backbone, lengths)
         shares = {precision: work / max(speeds.values()) for precision, speeds in peaks.items()}
-        results = table(settings, frame, qrels, windows, shares)
+        results = table(settings, frame, asked.qrels, windows, shares)
         if args.memory:
-            results["MB"] = [memory(name) for name in results["setting"]]
+            results["MB"] = [megabytes(name) for name in results["setting"]]
     print(results.to_string(index=False))
 
 

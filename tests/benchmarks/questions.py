@@ -38,9 +38,8 @@ class Questions:
         self.qrels = qrels.query("qid in @topics.qid")
         self.gold = dataset.gold[["qid", "docno", "start", "end"]].query("qid in @topics.qid")
         # What is most of its document has no place in it.
-        self.placed = self.gold[
-            (self.gold["end"] - self.gold["start"]) * 2 <= self.gold["docno"].map(self.texts).map(len)
-        ]
+        lengths = [len(self.texts[docno]) for docno in self.gold["docno"]]
+        self.placed = self.gold[(self.gold["end"] - self.gold["start"]) * 2 <= lengths]
 
     def task(self, name: str) -> tuple[dict[str, str], pd.DataFrame]:
         """Return the texts that are searched, and their qrels: documents, or the passages of all documents."""

@@ -26,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ SMALL: dict[str, Any] = {**FP32, "window_size": 60, "max_query_len": 16, "max_do
 """For the tiny models, which have 128 positions and tokens of one letter."""
 
 Values = dict[str, np.ndarray]
-CONFIGURATIONS: dict[str, Callable[[pd.DataFrame], Values]] = {}
-
+Run = Callable[[pd.DataFrame, Path], Values]
+"""Values of a configuration, from candidates and an empty folder."""
+CONFIGURATIONS: dict[str, Run] = {}
 
 TRAINED = ("loss", "some weights", "trained score", "trained score, loaded")
 """Values after a training, where rounding errors have grown."""
@@ -71,17 +73,6 @@ def scores_of(model: Any, frame: pd.DataFrame) -> Values:
     return values
 
 
-def scores(make: Callable[[], Any]) -> Callable[[pd.DataFrame], Values]:
-    """A configuration: the scores of a new model."""
-    return lambda frame: scores_of(make(), frame)
-
-
-def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors below a folder."""
-    files = sorted(folder.rglob("*.safetensors"))
-    return {f"{file.relative_to(folder)} {name}": tensor for file in files for name, tensor in load_file(file).items()}
-
-
 def score_of_a_copy(model: Any, frame: pd.DataFrame, *, adapter: bool = False) -> tuple[np.ndarray, Values]:
     """The scores of a saved and loaded copy, and digests of the weights.
 
@@ -89,7 +80,8 @@ def score_of_a_copy(model: Any, frame: pd.DataFrame, *, adapter: bool = False) -
     """
     with tempfile.TemporaryDirectory() as folder:
         (model.save_adapter if adapter else model.save)(folder)
-        weights = saved_weights(Path(folder))
+        files = sorted(Path(folder).rglob("*.safetensors"))
+        weights = {f"{file.relative_to(folder)} {name}": t for file in files for name, t in load_file(file).items()}
         again = type(model).load(folder, **FP32).transform(frame)["score"].to_numpy(dtype="float64")
     every = torch.cat([tensor.flatten().float() for tensor in weights.values()]).sort().values.double().numpy()
     values = {"some weights": every[:: max(1, len(every) // 5000)], "weights": digest(every.tobytes())}
@@ -114,13 +106,34 @@ def digest(data: bytes) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(data).digest(), dtype=np.uint8).astype("float64")
 
 
-def minilm(cls: Callable[..., Any], **arguments: Any) -> Callable[[], Any]:
+# Models.
+
+
+def minilm(cls: Callable[..., Any], **arguments: Any) -> Callable[[Path], Any]:
     """A model over the packaged encoder."""
-    return lambda: cls(ENCODER, **{**SHORT, **arguments})
+    return lambda _: cls(ENCODER, **{**SHORT, **arguments})
 
 
+def small(name: str, **arguments: Any) -> Callable[[Path], Any]:
+    """A model over one of the tests' tiny random models."""
+    return lambda _: systems.make(name, **arguments)
+
+
+def longp(make: Callable[..., str], *given: str, **arguments: Any) -> Callable[[Path], Any]:
+    """LongP over a tiny random model."""
+    limits = {**FP32, "max_query_len": 16, "max_doc_len": 100}
+    return lambda folder: ld.LongP(make(folder, *given), **{**limits, **arguments})
+
+
+def common_letters(queries: Sequence[str], texts: Sequence[str]) -> list[float]:
+    """A scorer without a model: how large a share of a text's letters are those of the query."""
+    pairs = zip(queries, texts, strict=True)
+    return [sum(letter in query for letter in text) / (1 + len(text)) for query, text in pairs]
+
+
+LABELLED = partial(tiny_long.encoder, labels=1)
 TRANSFORMER = {"aggregation": "transformer"}
-for name, make in {
+MODELS: dict[str, Callable[[Path], Any]] = {
     "FirstP": minilm(ld.FirstP),
     "MaxP": minilm(ld.MaxP, max_doc_len=None),
     "MaxP padded, 1431 tokens": minilm(ld.MaxP, layout="padded", max_doc_len=1431),
@@ -161,55 +174,40 @@ for name, make in {
         ld.BiEncoder, similarity="dot", pooling="cls", query_prefix="query: ", passage_prefix="passage: "
     ),
     "BiEncoder avg": minilm(ld.BiEncoder, aggregation="avg", windows=ld.SentenceWindows(max_tokens=100)),
-    "packaged FirstP": lambda: ld.FirstP.load("longdoc:firstp", **FP32),
-    "packaged MaxP": lambda: ld.MaxP.load("longdoc:maxp", **SHORT),
-    "packaged AvgP": lambda: ld.AvgP.load("longdoc:avgp", **SHORT),
-    "packaged PARADE attn": lambda: ld.PARADE.load("longdoc:parade-attn", **SHORT),
-}.items():
-    CONFIGURATIONS[name] = scores(make)
+    "packaged FirstP": lambda _: ld.FirstP.load("longdoc:firstp", **FP32),
+    "packaged MaxP": lambda _: ld.MaxP.load("longdoc:maxp", **SHORT),
+    "packaged AvgP": lambda _: ld.AvgP.load("longdoc:avgp", **SHORT),
+    "packaged PARADE attn": lambda _: ld.PARADE.load("longdoc:parade-attn", **SHORT),
+    "LongP longformer": longp(LABELLED, "longformer"),
+    "LongP longformer layout": longp(LABELLED, "longformer", layout="longformer"),
+    "LongP bigbird": longp(LABELLED, "big_bird", attention_type="original_full"),
+    "LongP modernbert": longp(LABELLED, "modernbert"),
+    "LongP jina": longp(tiny_long.published, "jina"),
+    "LongP mosaic": longp(tiny_long.published, "mosaic"),
+    "LongP yes/no": longp(tiny_long.decoder, template="qwen3-reranker"),
+    "tiny, layout padded-lowercase": small("MaxP", layout="padded-lowercase", max_doc_len=300),
+    "tiny, layout shared": small("FirstP", layout="shared", max_doc_len=60),
+    "tiny, pooling mean": small("MaxP", pooling="mean", max_doc_len=300),
+    "tiny, pooling last": small("PARADE-attn", pooling="last", max_doc_len=300),
+    "tiny, sentences": small("AvgP", windows=ld.SentenceWindows(max_tokens=60), window_size=None),
+    "tiny, fixed grid": lambda _: ld.MaxP(tiny.encoder(), windows=ld.FixedGrid(50, 10), max_query_len=8),
+    "tiny, PairScorer": lambda _: ld.MaxP(ld.PairScorer(common_letters), windows=ld.SlidingWords(50, 25)),
+    "tiny, PARADE that starts from MaxP": lambda folder: systems.make("PARADE-attn", max_doc_len=300).start_from(
+        systems.make("MaxP", tiny.checkpoint(folder, seed=5))
+    ),
+}
+for family in ("bert", "electra", "roberta", "deberta-v2", "distilbert", "modernbert"):
+    MODELS[f"MaxP {family}"] = lambda folder, family=family: ld.MaxP(
+        tiny.checkpoint(folder, family), **SMALL, stride=40
+    )
+CONFIGURATIONS |= {
+    name: lambda frame, folder, make=make: scores_of(make(folder), frame) for name, make in MODELS.items()
+}
 
 
-def configuration(name: str) -> Callable[[Callable[[pd.DataFrame], Values]], Callable[[pd.DataFrame], Values]]:
+def configuration(name: str) -> Callable[[Run], Run]:
     """Enters a function among the configurations."""
-
-    def enter(function: Callable[[pd.DataFrame], Values]) -> Callable[[pd.DataFrame], Values]:
-        CONFIGURATIONS[name] = function
-        return function
-
-    return enter
-
-
-def tiny_longp(name: str, make: Callable[[Path], str], **arguments: Any) -> None:
-    """LongP over a tiny random model."""
-
-    @configuration(f"LongP {name}")
-    def run(frame: pd.DataFrame) -> Values:
-        with tempfile.TemporaryDirectory() as folder:
-            model = ld.LongP(make(Path(folder)), **{**FP32, "max_query_len": 16, "max_doc_len": 100, **arguments})
-            return scores(lambda: model)(frame)
-
-
-tiny_longp("longformer", lambda folder: tiny_long.encoder(folder, "longformer", labels=1))
-tiny_longp("longformer layout", lambda folder: tiny_long.encoder(folder, "longformer", labels=1), layout="longformer")
-tiny_longp("bigbird", lambda folder: tiny_long.encoder(folder, "big_bird", labels=1), attention_type="original_full")
-tiny_longp("modernbert", lambda folder: tiny_long.encoder(folder, "modernbert", labels=1))
-tiny_longp("jina", lambda folder: tiny_long.published(folder, "jina"))
-tiny_longp("mosaic", lambda folder: tiny_long.published(folder, "mosaic"))
-tiny_longp("yes/no", lambda folder: tiny_long.decoder(folder), template="qwen3-reranker")
-
-
-def tiny_family(family: str) -> None:
-    """MaxP over a tiny random cross-encoder of another family."""
-
-    @configuration(f"MaxP {family}")
-    def run(frame: pd.DataFrame) -> Values:
-        with tempfile.TemporaryDirectory() as folder:
-            backbone = tiny.checkpoint(Path(folder), family)
-            return scores(lambda: ld.MaxP(backbone, **SMALL, stride=40))(frame)
-
-
-for each in ("bert", "electra", "roberta", "deberta-v2", "distilbert", "modernbert"):
-    tiny_family(each)
+    return lambda function: CONFIGURATIONS.setdefault(name, function)
 
 
 TITLES: dict[str, Any] = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": 8}
@@ -223,95 +221,65 @@ def titled(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(title=titles)
 
 
-def tiny_kind(name: str) -> None:
-    """All of a class over a tiny random model: explained, a copy that was saved, and titles."""
-    limited = {**FP32, "max_doc_len": 300}
-
-    @configuration(f"tiny {name}")
-    def run(frame: pd.DataFrame) -> Values:
-        model = systems.make(name, explain=True, **limited)
-        values = scores_of(model, frame)
-        if name in systems.CROSS_ENCODERS:
-            values["loaded"], weights = score_of_a_copy(model, frame)
-            values |= weights
-        return values
-
-    if name not in NO_TITLES:
-
-        @configuration(f"tiny {name} with titles")
-        def run_titled(frame: pd.DataFrame) -> Values:
-            return scores_of(systems.make(name, explain=True, **limited, **TITLES), titled(frame))
+def tiny_kind(name: str, frame: pd.DataFrame, folder: Path) -> Values:
+    """A class over a tiny random model, explained, and a copy that was saved."""
+    model = systems.make(name, explain=True, **FP32, max_doc_len=300)
+    values = scores_of(model, frame)
+    if name in systems.CROSS_ENCODERS:
+        values["loaded"], weights = score_of_a_copy(model, frame)
+        values |= weights
+    return values
 
 
-for each in systems.SYSTEMS:
-    tiny_kind(each)
-
-for name, make in {
-    "layout padded-lowercase": lambda: systems.make("MaxP", layout="padded-lowercase", max_doc_len=300),
-    "layout shared": lambda: systems.make("FirstP", layout="shared", max_doc_len=60),
-    "pooling mean": lambda: systems.make("MaxP", pooling="mean", max_doc_len=300),
-    "pooling last": lambda: systems.make("PARADE-attn", pooling="last", max_doc_len=300),
-    "sentences": lambda: systems.make("AvgP", windows=ld.SentenceWindows(max_tokens=60), window_size=None),
-    "fixed grid": lambda: ld.MaxP(tiny.encoder(), windows=ld.FixedGrid(50, 10), max_query_len=8),
-    "PairScorer": lambda: ld.MaxP(ld.PairScorer(common_letters), windows=ld.SlidingWords(50, 25)),
-}.items():
-    CONFIGURATIONS[f"tiny, {name}"] = scores(make)
+def tiny_titled(name: str, frame: pd.DataFrame, folder: Path) -> Values:
+    """The same class over documents with titles."""
+    return scores_of(systems.make(name, explain=True, **FP32, max_doc_len=300, **TITLES), titled(frame))
 
 
-@configuration("tiny, PARADE that starts from MaxP")
-def started(frame: pd.DataFrame) -> Values:
-    """Another model's weights."""
-    with tempfile.TemporaryDirectory() as folder:
-        other = systems.make("MaxP", tiny.checkpoint(Path(folder), seed=5))
-        return scores_of(systems.make("PARADE-attn", max_doc_len=300).start_from(other), frame)
+CONFIGURATIONS |= {f"tiny {name}": partial(tiny_kind, name) for name in systems.SYSTEMS}
+CONFIGURATIONS |= {
+    f"tiny {name} with titles": partial(tiny_titled, name) for name in systems.SYSTEMS if name not in NO_TITLES
+}
 
 
-def common_letters(queries: Sequence[str], texts: Sequence[str]) -> list[float]:
-    """A scorer without a model: how large a share of a text's letters are those of the query."""
-    pairs = zip(queries, texts, strict=True)
-    return [sum(letter in query for letter in text) / (1 + len(text)) for query, text in pairs]
-
-
-def tiny_selection(name: str, make: Callable[[], Any], cls: str = "MaxP") -> None:
+def selected(make: Callable[[], Any], cls: str, frame: pd.DataFrame, folder: Path) -> Values:
     """A choice of windows, of titled documents too, and saved with its model."""
-
-    @configuration(f"tiny, selected by {name}")
-    def run(frame: pd.DataFrame) -> Values:
-        sizes = {**FP32, "max_doc_len": 600, **({"window_size": 100} if cls == "FirstP" else {})}
-        model = systems.make(cls, preselect=make(), explain=True, **sizes)
-        values = scores_of(model, frame)
-        values["loaded"], _ = score_of_a_copy(model, frame)
-        with_titles = scores_of(systems.make(cls, preselect=make(), **sizes, **TITLES), titled(frame))
-        return values | {f"{key} with titles": value for key, value in with_titles.items()}
+    sizes = {**FP32, "max_doc_len": 600, **({"window_size": 100} if cls == "FirstP" else {})}
+    model = systems.make(cls, preselect=make(), explain=True, **sizes)
+    values = scores_of(model, frame)
+    values["loaded"], _ = score_of_a_copy(model, frame)
+    with_titles = scores_of(systems.make(cls, preselect=make(), **sizes, **TITLES), titled(frame))
+    return values | {f"{key} with titles": value for key, value in with_titles.items()}
 
 
-tiny_selection("FirstK", lambda: ld.FirstK(2))
-tiny_selection("BM25Windows", lambda: ld.BM25Windows(3), "PARADE-attn")
-tiny_selection("EmbeddingWindows", lambda: ld.EmbeddingWindows(3, systems.make("BiEncoder-max", **FP32)))
-tiny_selection("CrossEncoderWindows", lambda: ld.CrossEncoderWindows(2, ld.FirstP(tiny.encoder(), **FP32)))
-tiny_selection("KeyBlocks", lambda: ld.KeyBlocks(ld.BM25Windows(4), blocks=ld.SlidingWindows(25, 25)), "FirstP")
+for name, make, cls in (
+    ("FirstK", lambda: ld.FirstK(2), "MaxP"),
+    ("BM25Windows", lambda: ld.BM25Windows(3), "PARADE-attn"),
+    ("EmbeddingWindows", lambda: ld.EmbeddingWindows(3, systems.make("BiEncoder-max", **FP32)), "MaxP"),
+    ("CrossEncoderWindows", lambda: ld.CrossEncoderWindows(2, ld.FirstP(tiny.encoder(), **FP32)), "MaxP"),
+    ("KeyBlocks", lambda: ld.KeyBlocks(ld.BM25Windows(4), blocks=ld.SlidingWindows(25, 25)), "FirstP"),
+):
+    CONFIGURATIONS[f"tiny, selected by {name}"] = partial(selected, make, cls)
 
 
-def answering(template: str, family: str, **options: Any) -> None:
+def answering(template: str, family: str, options: dict[str, Any], frame: pd.DataFrame, folder: Path) -> Values:
     """A language model that answers yes or no, over texts of words that its tokenizer knows."""
-
-    @configuration(f"template {template}")
-    def run(frame: pd.DataFrame) -> Values:
-        tokenizer, words = tiny_answers.tokenizer(**options), tiny.longer_results()
-        arguments = {"template": template, "max_query_len": 12, **FP32}
-        with tempfile.TemporaryDirectory() as folder:
-            _, backbone = tiny_answers.checkpoint(Path(folder), family, tokenizer)
-            values = scores_of(ld.FirstP(backbone, **arguments), words)
-            explained = scores_of(ld.MaxP(backbone, window_size=12, stride=8, explain=True, **arguments), words)
-        return values | {f"{key} of MaxP": value for key, value in explained.items()}
+    words, arguments = tiny.longer_results(), {"template": template, "max_query_len": 12, **FP32}
+    _, backbone = tiny_answers.checkpoint(folder, family, tiny_answers.tokenizer(**options))
+    values = scores_of(ld.FirstP(backbone, **arguments), words)
+    explained = scores_of(ld.MaxP(backbone, window_size=12, stride=8, explain=True, **arguments), words)
+    return values | {f"{key} of MaxP": value for key, value in explained.items()}
 
 
-answering("plain", "qwen3")
-answering("qwen3-reranker", "qwen3")
-answering("mxbai-rerank-v2", "qwen3")
-answering("bge-reranker-v2-gemma", "gemma", begin=True)
-answering("monot5", "t5", end=True)
-answering("yes-no", "qwen3", chat=tiny_answers.CHAT)
+for template, family, options in (
+    ("plain", "qwen3", {}),
+    ("qwen3-reranker", "qwen3", {}),
+    ("mxbai-rerank-v2", "qwen3", {}),
+    ("bge-reranker-v2-gemma", "gemma", {"begin": True}),
+    ("monot5", "t5", {"end": True}),
+    ("yes-no", "qwen3", {"chat": tiny_answers.CHAT}),
+):
+    CONFIGURATIONS[f"template {template}"] = partial(answering, template, family, options)
 
 
 def over_vectors(frame: pd.DataFrame, folder: Path, **arguments: Any) -> Any:
@@ -320,25 +288,24 @@ def over_vectors(frame: pd.DataFrame, folder: Path, **arguments: Any) -> Any:
     rng = np.random.default_rng(0)
     lines = [f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=20))}\n" for word in words]
     (folder / "vectors.txt").write_text("".join(lines))
-    model = ld.TKL(folder / "vectors.txt", device="cpu", overlap=3, layers=1, max_doc_len=600, **arguments)
-    model.transform(frame.head(1))  # loads the vectors
-    return model
+    return ld.TKL(folder / "vectors.txt", device="cpu", overlap=3, layers=1, max_doc_len=600, **arguments)
 
 
 @configuration("TKL over vectors")
-def tkl(frame: pd.DataFrame) -> Values:
+def tkl(frame: pd.DataFrame, folder: Path) -> Values:
     """Explained."""
-    with tempfile.TemporaryDirectory() as folder:
-        return scores_of(over_vectors(frame, Path(folder), explain=True), frame)
+    return scores_of(over_vectors(frame, folder, explain=True), frame)
 
 
 @configuration("score cache, read again")
-def cached(frame: pd.DataFrame) -> Values:
+def cached(frame: pd.DataFrame, folder: Path) -> Values:
     """Scores that come from a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = ld.MaxP(ENCODER, score_cache=Path(folder) / "scores.sqlite", **SHORT)
-        model.transform(frame)
-        return scores(lambda: model)(frame)
+    model = ld.MaxP(ENCODER, score_cache=folder / "scores.sqlite", **SHORT)
+    model.transform(frame)
+    return scores_of(model, frame)
+
+
+# Language models that order documents.
 
 
 def most_rain(messages: list[dict[str, str]]) -> str:
@@ -364,25 +331,23 @@ def many(frame: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-FIRST_TOKEN = {"answer": listwise.FirstToken(), "schedule": listwise.BackToFront(10, 5)}
-for name, make in {
-    "RankGPT": lambda: ld.RankGPT(most_rain),
-    "RankGPT TopDown": lambda: ld.RankGPT(most_rain, schedule=listwise.TopDown()),
-    "RankGPT Tournament": lambda: ld.RankGPT(most_rain, schedule=listwise.Tournament()),
-    "RankGPT ParallelBlocks": lambda: ld.RankGPT(most_rain, schedule=listwise.ParallelBlocks()),
-    "RankGPT PairwiseAll": lambda: ld.RankGPT(most_rain, schedule=listwise.PairwiseAll()),
-    "RankGPT PairwiseBubble": lambda: ld.RankGPT(most_rain, schedule=listwise.PairwiseBubble()),
-    "RankGPT SetwiseHeapsort": lambda: ld.RankGPT(most_rain, schedule=listwise.SetwiseHeapsort()),
-    "RankGPT SetwiseInsertion": lambda: ld.RankGPT(most_rain, schedule=listwise.SetwiseInsertion()),
-    "RankGPT shuffled, passages": lambda: ld.RankGPT(most_rain, shuffles=3, preselect=ld.BM25Windows(2), seed=3),
-    "RankGPT FirstToken": lambda: ld.RankGPT(tokens_of_rain, **FIRST_TOKEN),
-    "Pointwise": lambda: ld.Pointwise(tokens_of_rain),
-}.items():
-    CONFIGURATIONS[name] = lambda frame, make=make: scores_of(make(), many(frame))
+SCHEDULES = ("TopDown", "Tournament", "ParallelBlocks", "PairwiseAll", "PairwiseBubble", "SetwiseHeapsort")
+RANKERS: dict[str, Any] = {
+    "RankGPT": ld.RankGPT(most_rain),
+    **{
+        f"RankGPT {s}": ld.RankGPT(most_rain, schedule=getattr(listwise, s)()) for s in (*SCHEDULES, "SetwiseInsertion")
+    },
+    "RankGPT shuffled, passages": ld.RankGPT(most_rain, shuffles=3, preselect=ld.BM25Windows(2), seed=3),
+    "RankGPT FirstToken": ld.RankGPT(
+        tokens_of_rain, answer=listwise.FirstToken(), schedule=listwise.BackToFront(10, 5)
+    ),
+    "Pointwise": ld.Pointwise(tokens_of_rain),
+}
+CONFIGURATIONS |= {name: lambda frame, _, model=model: scores_of(model, many(frame)) for name, model in RANKERS.items()}
 
 
 @configuration("RotateDocuments")
-def rotated(frame: pd.DataFrame) -> Values:
+def rotated(frame: pd.DataFrame, folder: Path) -> Values:
     """Texts that training would see."""
     return {"rotate": digest("\n".join(RotateDocuments().transform(frame)["text"]).encode())}
 
@@ -403,77 +368,53 @@ def after_training(model: Any, frame: pd.DataFrame, adapter: bool = False) -> Va
     return {"loss": losses, "trained score": out, "trained score, loaded": again, **weights}
 
 
-def trained(name: str, make: Callable[[Any], Any], adapter: bool = False, **recipe: Any) -> None:
+def trained(make: Callable[[Any, Path], Any], adapter: bool = False, **recipe: Any) -> Run:
     """A training with a fixed seed."""
 
-    @configuration(name)
-    def run(frame: pd.DataFrame) -> Values:
+    def run(frame: pd.DataFrame, folder: Path) -> Values:
         settings = {"epochs": 20, "max_steps": 20, "queries_per_step": 1, "learning_rates": RATES, "seed": 7}
         torch.manual_seed(0)
-        return after_training(make(ld.TrainingArgs(**{**settings, **recipe})), frame, adapter)
+        return after_training(make(ld.TrainingArgs(**{**settings, **recipe}), folder), frame, adapter)
+
+    return run
 
 
-def in_tiny(cls: Callable[..., Any], **arguments: Any) -> Callable[[Any], Any]:
+def in_tiny(cls: Callable[..., Any], **arguments: Any) -> Callable[[Any, Path], Any]:
     """A model over a tiny random BERT, with dropout."""
-
-    def make(recipe: Any) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            model = cls(tiny.checkpoint(Path(folder)), **{**SMALL, **arguments}, training=recipe)
-            model.transform(pd.DataFrame([{"qid": "1", "query": "a", "docno": "d", "text": "a"}]))  # loads the weights
-        return model
-
-    return make
+    return lambda recipe, folder: cls(tiny.checkpoint(folder), **{**SMALL, **arguments}, training=recipe)
 
 
-trained(
-    "training, 20 steps of PARADE attn",
-    lambda recipe: ld.PARADE(ENCODER, **FP32, max_doc_len=300, training=recipe),
-)
-trained(
-    "training, MaxP in epochs",
-    in_tiny(ld.MaxP, stride=40),
-    max_steps=None,
-    queries_per_step=2,
-    negatives=3,
-    loss="ranknet",
-)
-trained(
-    "training, CEDR pacrr pointwise", in_tiny(ld.CEDR, aggregation="pacrr"), sampling="pointwise", loss="pointwise_bce"
-)
-trained(
-    "training, listwise and rotated",
-    in_tiny(ld.AvgP),
-    sampling="listwise",
-    loss="lambda_loss",
-    augment=rotate,
-)
-trained(
-    "training, LoRA as an adapter",
-    lambda recipe: ld.MaxP(ENCODER, **FP32, max_doc_len=150, training=recipe),
-    adapter=True,
-    lora=ld.Lora(rank=4),
-    max_steps=5,
-)
+def in_minilm(cls: Callable[..., Any], **arguments: Any) -> Callable[[Any, Path], Any]:
+    """A model over the packaged encoder."""
+    return lambda recipe, _: cls(ENCODER, **FP32, **arguments, training=recipe)
 
 
-for each, loss in LOSSES.items():
-    kinds = {"loss": each, "sampling": "pairs" if loss.pairs else "listwise", "negatives": 3}
-    trained(f"training, loss {each}", in_tiny(ld.MaxP, stride=40), **kinds)
-for each in systems.CROSS_ENCODERS:
-    trained(
-        f"training, tiny {each}",
-        lambda recipe, each=each: systems.make(each, max_doc_len=200, training=recipe, **FP32),
+TRAININGS = {
+    "20 steps of PARADE attn": trained(in_minilm(ld.PARADE, max_doc_len=300)),
+    "MaxP in epochs": trained(
+        in_tiny(ld.MaxP, stride=40), max_steps=None, queries_per_step=2, negatives=3, loss="ranknet"
+    ),
+    "CEDR pacrr pointwise": trained(in_tiny(ld.CEDR, aggregation="pacrr"), sampling="pointwise", loss="pointwise_bce"),
+    "listwise and rotated": trained(in_tiny(ld.AvgP), sampling="listwise", loss="lambda_loss", augment=rotate),
+    "LoRA as an adapter": trained(in_minilm(ld.MaxP, max_doc_len=150), adapter=True, lora=ld.Lora(rank=4), max_steps=5),
+}
+for name, loss in LOSSES.items():
+    kinds = {"loss": name, "sampling": "pairs" if loss.pairs else "listwise", "negatives": 3}
+    TRAININGS[f"loss {name}"] = trained(in_tiny(ld.MaxP, stride=40), **kinds)
+for name in systems.CROSS_ENCODERS:
+    TRAININGS[f"tiny {name}"] = trained(
+        lambda recipe, _, name=name: systems.make(name, max_doc_len=200, training=recipe, **FP32),
         max_steps=4,
         loss="ranknet",
     )
+CONFIGURATIONS |= {f"training, {name}": run for name, run in TRAININGS.items()}
 
 
 @configuration("training, TKL over vectors")
-def trained_tkl(frame: pd.DataFrame) -> Values:
+def trained_tkl(frame: pd.DataFrame, folder: Path) -> Values:
     """Five steps."""
     recipe = ld.TrainingArgs(max_steps=5, epochs=5, queries_per_step=1, learning_rates={"": 1e-3}, loss="ranknet")
-    with tempfile.TemporaryDirectory() as folder:
-        return after_training(over_vectors(frame, Path(folder), training=recipe), frame)
+    return after_training(over_vectors(frame, folder, training=recipe), frame)
 
 
 def documents(folder: Path) -> pd.DataFrame:
@@ -539,7 +480,8 @@ def main() -> int:
     for name, run in chosen.items():
         start, agrees, line = time.perf_counter(), True, ""
         try:
-            after[name] = run(frame.copy())
+            with tempfile.TemporaryDirectory() as folder:
+                after[name] = run(frame.copy(), Path(folder))
         except Exception as error:  # noqa: BLE001 - told, and the others go on
             agrees, line = False, f"  fails: {type(error).__name__}: {error}"
         else:
