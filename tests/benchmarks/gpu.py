@@ -33,7 +33,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,51 +47,19 @@ from tests.support import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 GOALS = {"scoring": 2.0, "training": 1.5}
-MODERN = {
-    "global_attn_every_n_layers": 3,
-    "local_attention": 128,
-    "vocab_size": 50368,
-    "pad_token_id": 0,
-    "max_position_embeddings": 8192,
-}
-SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    # config.json of cross-encoder/ms-marco-MiniLM-L6-v2
-    "MiniLM-L6": (
-        "bert",
-        {
-            "hidden_size": 384,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 12,
-            "intermediate_size": 1536,
-            "vocab_size": 30522,
-            "max_position_embeddings": 512,
-        },
-    ),
+BERT = {"vocab_size": 30522}
+MODERN = {"global_attn_every_n_layers": 3, "local_attention": 128, "vocab_size": 50368, "pad_token_id": 0}
+SIZES = {
+    "MiniLM-L6": ("bert", BERT, (384, 6, 12, 1536)),  # config.json of cross-encoder/ms-marco-MiniLM-L6-v2
     # jhu-clsp/ettin-encoder-17m and -150m: Weller et al. 2025 (arXiv 2507.11412), table of sizes
-    "ettin-17m": (
-        "modernbert",
-        {
-            **MODERN,
-            "hidden_size": 256,
-            "num_hidden_layers": 7,
-            "num_attention_heads": 4,
-            "intermediate_size": 384,
-        },
-    ),
-    "ettin-150m": (
-        "modernbert",
-        {
-            **MODERN,
-            "hidden_size": 768,
-            "num_hidden_layers": 22,
-            "num_attention_heads": 12,
-            "intermediate_size": 1152,
-        },
-    ),
+    "ettin-17m": ("modernbert", MODERN, (256, 7, 4, 384)),
+    "ettin-150m": ("modernbert", MODERN, (768, 22, 12, 1152)),
+    # config.json of answerdotai/ModernBERT-base
+    "ModernBERT-base": ("modernbert", MODERN, (768, 22, 12, 1152)),
 }
-# config.json of answerdotai/ModernBERT-base: the sizes of ettin-150m, which was made after it
-SIZES["ModernBERT-base"] = SIZES["ettin-150m"]
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+"""Architecture, its settings, and hidden size, layers, heads and intermediate size."""
+TINY = (32, 2, 4, 64)
+NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 CASES = {"MiniLM-L6": 512, "ettin-17m": 512, "ettin-150m": 512, "ModernBERT-base": 8192}
 """The longest input of each case of scoring."""
@@ -148,21 +115,10 @@ def machine(device: str) -> dict[str, Any]:
 def run_tests(device: str, scratch: Path, limit: float) -> dict[str, Any]:
     """Counts of the tests of the device, and the names of those that failed."""
     report = scratch / "tests.xml"
-    chosen = (
-        ["-m", "gpu", "tests"] if device.startswith("cuda") else ["-k", "cpu", "-m", "not gpu", "tests/test_gpu.py"]
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "0",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        *chosen,
-    ]
+    on_gpu = device.startswith("cuda")
+    chosen = ["-m", "gpu", "tests"] if on_gpu else ["-k", "cpu", "-m", "not gpu", "tests/test_gpu.py"]
+    options = ["-n", "0", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", *options, *chosen]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -170,20 +126,13 @@ def run_tests(device: str, scratch: Path, limit: float) -> dict[str, Any]:
     if not report.exists():
         return {"error": (done.stdout + done.stderr)[-2000:]}
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    failed = {f"{case.get('classname')}::{case.get('name')}": _message(case) for case in bad}
-    return {
-        "tests": len(cases),
-        "passed": len(cases) - len(bad) - len(skipped),
-        "skipped": len(skipped),
-        "failed": failed,
-    }
-
-
-def _message(case: ElementTree.Element) -> str:
-    found = next(part for name in ("failure", "error") if (part := case.find(name)) is not None)
-    return str(found.get("message"))[:500]
+    failed, skipped = {}, 0
+    for case in cases:
+        skipped += case.find("skipped") is not None
+        for found in (*case.iter("failure"), *case.iter("error")):
+            failed[f"{case.get('classname')}::{case.get('name')}"] = str(found.get("message"))[:500]
+    passed = len(cases) - len(failed) - skipped
+    return {"tests": len(cases), "passed": passed, "skipped": skipped, "failed": failed}
 
 
 # Models and texts.
@@ -191,9 +140,10 @@ def _message(case: ElementTree.Element) -> str:
 
 def checkpoint(folder: Path, name: str, longest: int, *, small: bool) -> str:
     """A random cross-encoder of a public size; a word of `tiny.WORDS` is a token of its tokenizer."""
-    family, sizes = SIZES[name]
-    sizes = {**sizes, "max_position_embeddings": max(longest, 512), "initializer_range": 0.1}
-    path = tiny.checkpoint(folder / f"{name}-{longest}", family, **{**sizes, **(TINY if small else {})})
+    family, settings, sizes = SIZES[name]
+    settings = {**settings, "max_position_embeddings": max(longest, 512), "initializer_range": 0.1}
+    settings |= dict(zip(NAMES, TINY if small else sizes, strict=True))
+    path = tiny.checkpoint(folder / f"{name}-{longest}", family, **settings)
     config = Path(path) / "tokenizer_config.json"
     told = json.loads(config.read_text(encoding="utf-8"))
     config.write_text(json.dumps({**told, "model_max_length": longest}), encoding="utf-8")
@@ -204,16 +154,10 @@ def pairs_of(count: int, shortest: int, longest: int) -> pd.DataFrame:
     """Texts of so many tokens at least and at most, half of them labelled 1, two for each query."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(shortest, longest + 1, count)
-    rows = [
-        (
-            f"q{i // 2}",
-            " ".join(rng.choice(tiny.WORDS, QUERY_TOKENS)),
-            f"d{i}",
-            " ".join(rng.choice(tiny.WORDS, n)),
-            i % 2,
-        )
-        for i, n in enumerate(lengths)
-    ]
+    rows = []
+    for i, length in enumerate(lengths):
+        query, text = (" ".join(rng.choice(tiny.WORDS, words)) for words in (QUERY_TOKENS, length))
+        rows.append((f"q{i // 2}", query, f"d{i}", text, i % 2))
     run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "label"])
     return run.assign(query=run.groupby("qid")["query"].transform("first"))
 
@@ -325,13 +269,13 @@ def training(name: str, longest: int, scratch: Path, args: argparse.Namespace) -
     documents, steps = (4, 3) if args.tiny else (32, 20)
     run = pairs_of(documents * steps, longest // 8, longest - QUERY_TOKENS - 3)
     folder = checkpoint(scratch, name, longest, small=args.tiny)
-    given = SimpleNamespace(documents=documents, dtype="bfloat16", batch_size=documents, device=args.device)
+    options = bench_training.Options(documents, batch_size=documents, dtype="bfloat16", device=args.device)
     speeds: dict[str, float] = {}
     peaks: dict[str, float | None] = {}
     for who, train in (("ours", bench_training.train_ours), ("theirs", bench_training.train_theirs)):
         for _ in range(1 if args.tiny else 2):  # the first warms up
             clock = bench_training.Clock()
-            _, peaks[who] = measured(args.device, lambda train=train, clock=clock: train(folder, run, given, clock))
+            _, peaks[who] = measured(args.device, lambda train=train, clock=clock: train(folder, run, options, clock))
         speeds[who] = clock.documents_per_second(documents)[0]
     return {
         "kind": "training",

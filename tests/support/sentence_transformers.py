@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from . import tiny
 
 LATE_INTERACTION = Path(__file__).parent / "late_interaction"
-"""Checkpoints for MaxSim, written by `tests/benchmarks/late_interaction_checkpoints.py`."""
+"""Checkpoints for MaxSim, each with the scores of the library that wrote it."""
 
 
 def saved(folder: Path, modules: list[Any], **settings: Any) -> tuple[Any, Path]:
