@@ -4,8 +4,8 @@
 
 A packaged MaxP scores all windows of BM25's first 10 documents in float32, for `--queries` of each collection's test
 split, drawn at random after the first `--skip`. FOLDER keeps the scores: an interrupted command goes on. The documents
-are handed on, right and wrong ones. Evidence recall is the share of a
-query's gold characters (`spans.jsonl`) in the text; tokens are MaxP's.
+are handed on, right and wrong ones, with 500 and with 2,000 tokens of MaxP. Evidence recall is the share of a query's
+gold characters (`spans.jsonl`) in the text.
 
 - `Evidence`: by MaxP's scores, over all documents; with `windows alone` without the document's score;
 - `Evidence, equal shares`: the same with a tenth of the tokens for each document, and its last window cut to fill it;
@@ -37,6 +37,8 @@ from pyterrier_longdoc.rerankers.calibrated import FEWEST
 from .questions import candidates
 
 DEPTH = 10
+BUDGETS = (500, 2000)
+"""Tokens of a query."""
 AT_ONCE = 5
 """Queries that are scored between two writes."""
 KEPT = ["qid", "query", "docno", "score", "rank", "window_spans", "window_scores", "cheap"]
@@ -70,7 +72,7 @@ def selector_scores(selector: ld.BM25Windows, query: str, text: str, spans: Any)
     return selector.scores([query], [windows], [[(i, i + 1) for i in range(len(spans))]])[0].tolist()
 
 
-def handed_on(results: pd.DataFrame, gold: pd.DataFrame, budgets: list[int]) -> pd.DataFrame:
+def handed_on(results: pd.DataFrame, gold: pd.DataFrame) -> pd.DataFrame:
     """Evidence recall and tokens of each query, by system and budget."""
     reading = [
         (-1e5 * rank - np.arange(len(spans))).tolist() for rank, spans in results[["rank", "window_spans"]].values
@@ -82,7 +84,7 @@ def handed_on(results: pd.DataFrame, gold: pd.DataFrame, budgets: list[int]) -> 
         "first tokens": results.assign(window_scores=reading),
     }
     kept = []
-    for budget in budgets:
+    for budget in BUDGETS:
         for name, frame in scores.items():
             handing = ld.Evidence(budget, document_weight=float(name == "Evidence"), tokenizer=ENCODER)
             out = handing(frame).assign(text=frame["text"])
@@ -175,7 +177,6 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True, help="folder of the scores")
     parser.add_argument("--queries", nargs="+", type=int, default=[100], help="for all collections, or for each")
     parser.add_argument("--skip", type=int, default=0, help="test queries that an earlier choice has seen")
-    parser.add_argument("--budgets", nargs="+", type=int, default=(500, 2000), help="tokens of a query")
     args = parser.parse_args()
     args.to.mkdir(parents=True, exist_ok=True)
     numbers = args.queries * (len(args.collections) if len(args.queries) == 1 else 1)
@@ -184,7 +185,7 @@ def main() -> None:
         dataset = pt.get_dataset(f"longdoc:folder:{path}")
         qrels[path.name] = dataset.get_qrels()
         results[path.name] = results_of(dataset, queries, args.skip, args.to / f"{path.name}.jsonl")
-        values = handed_on(results[path.name], dataset.gold, args.budgets)
+        values = handed_on(results[path.name], dataset.gold)
         print(f"\n{path.name}: {values['qid'].nunique()} test queries with gold text in the {DEPTH} documents")
         print(table(values).to_string(index=False), flush=True)
     print(f"\n{calibration(results, qrels).to_string(index=False)}")

@@ -1,6 +1,6 @@
 """What int8 costs in quality: rankings, evidence and calibration of the packaged MaxP, next to float32.
 
-    python tests/benchmarks/bench_int8.py PATH/time PATH/fairytaleqa --to FOLDER [--queries 120] [--windows 2]
+    python tests/benchmarks/bench_int8.py PATH/time PATH/fairytaleqa --to FOLDER [--queries 120]
 
 BM25's first 10 documents of queries drawn from each collection's test split (all topics where there are no splits) are
 reranked by the two windows that BM25 finds best, in float32 and in int8. The model is quantized on candidates of the
@@ -26,41 +26,34 @@ from scipy.stats import kendalltau, ttest_1samp
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.demo import first_stage
 
-DEPTH = 10
+DEPTH, WINDOWS = 10, 2
 MEASURE = "ndcg_cut_10"
 
 
-def split_of(folder: Path, split: str) -> str | None:
-    """Return the name of a split, or None where there are no splits."""
-    return split if (folder / "splits.tsv").is_file() else None
-
-
-def results_of(folder: Path, to: Path, args: argparse.Namespace) -> dict[str, pd.DataFrame]:
+def results_of(dataset: Any, to: Path, queries: int) -> dict[str, pd.DataFrame]:
     """Return the results in both precisions, with windows."""
-    files = {name: to / f"{folder.name}-{name}.jsonl.gz" for name in ("float32", "int8")}
+    files = {name: to / f"{dataset.path.name}-{name}.jsonl.gz" for name in ("float32", "int8")}
     if not all(file.is_file() for file in files.values()):
-        dataset = pt.get_dataset(f"longdoc:folder:{folder}")
         with tempfile.TemporaryDirectory() as scratch:
             bm25 = first_stage(dataset, Path(scratch) / "index", DEPTH) >> dataset.text_loader()
         frames = []
-        for split, number in (("test", args.queries), ("dev", 30)):
-            topics = dataset.get_topics(split_of(folder, split))
+        for split, number in (("test", queries), ("dev", 30)):
+            topics = dataset.get_topics(split if dataset.splits else None)
             frames.append(bm25(topics.sample(min(number, len(topics)), random_state=0)))
         candidates, dev = frames
-        model = ld.MaxP.load("longdoc:maxp", dtype="float32", explain=True, preselect=ld.BM25Windows(args.windows))
+        model = ld.MaxP.load("longdoc:maxp", dtype="float32", explain=True, preselect=ld.BM25Windows(WINDOWS))
         for name, scorer in (("float32", model), ("int8", model.quantize(dev))):
             if not files[name].is_file():
                 scorer(candidates).to_json(files[name], orient="records", lines=True)
-                print(f"{folder.name} {name}: {scorer.coverage.windows} windows", flush=True)
+                print(f"{dataset.path.name} {name}: {scorer.coverage.windows} windows", flush=True)
     return {
         name: pd.read_json(file, lines=True, dtype=dict.fromkeys(("qid", "docno"), str)) for name, file in files.items()
     }
 
 
-def row_of(folder: Path, results: dict[str, pd.DataFrame]) -> dict[str, Any]:
+def row_of(dataset: Any, results: dict[str, pd.DataFrame]) -> dict[str, Any]:
     """Return one row of the table."""
-    dataset = pt.get_dataset(f"longdoc:folder:{folder}")
-    qrels = dataset.get_qrels(split_of(folder, "test"))
+    qrels = dataset.get_qrels("test" if dataset.splits else None)
     topics = results["float32"][["qid", "query"]].drop_duplicates()
     values = pt.Experiment(list(results.values()), topics, qrels, [MEASURE], list(results), perquery=True)
     wide = values.pivot_table("value", "qid", "name")
@@ -69,13 +62,13 @@ def row_of(folder: Path, results: dict[str, pd.DataFrame]) -> dict[str, Any]:
     both = results["float32"].merge(results["int8"], on=["qid", "docno"])
     tau = both.groupby("qid").apply(lambda one: kendalltau(one["score_x"], one["score_y"]).statistic).mean()
     row = {
-        "collection": folder.name,
+        "collection": dataset.path.name,
         "queries": len(wide),
         **{name: f"{wide[name].mean():.4f}" for name in results},
         "difference": f"{(wide['int8'] - wide['float32']).mean():+.4f} ({low:+.4f} to {high:+.4f})",
         "tau": round(tau, 3),
     }
-    if (folder / "spans.jsonl").is_file():
+    if len(dataset.gold):
         table = ld.evidence_recall(results, dataset.gold, 1).table.set_index("system")["mean"]
         row["evidence@1"] = " / ".join(f"{table[name]:.3f}" for name in results)
     halves = topics["qid"].iloc[::2]
@@ -94,10 +87,10 @@ def main() -> None:
     parser.add_argument("collections", nargs="+", type=Path, help="folders with docs.jsonl, topics.tsv and qrels.txt")
     parser.add_argument("--to", type=Path, required=True, help="folder of the results")
     parser.add_argument("--queries", type=int, default=120)
-    parser.add_argument("--windows", type=int, default=2, help="read of each document")
     args = parser.parse_args()
     args.to.mkdir(parents=True, exist_ok=True)
-    rows = [row_of(folder, results_of(folder, args.to, args)) for folder in args.collections]
+    datasets = [pt.get_dataset(f"longdoc:folder:{folder}") for folder in args.collections]
+    rows = [row_of(dataset, results_of(dataset, args.to, args.queries)) for dataset in datasets]
     print(pd.DataFrame(rows).fillna("").to_string(index=False))
 
 

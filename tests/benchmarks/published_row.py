@@ -20,17 +20,15 @@ place of MS MARCO, a MiniLM in place of each backbone, two steps of training. It
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.training import fit_seeds
 
 TEST_SETS = {"dev RR": ("RR@100", ["dev"]), "DL nDCG@10": ("nDCG@10", ["trec-dl-2019/judged", "trec-dl-2020/judged"])}
@@ -61,16 +59,11 @@ def official(names: list[str], queries: int | None) -> Part:
 
 def stand_in(names: list[str], queries: int | None, folder: Path) -> Part:
     """A few topics of the documentation of Python packages, with BM25's candidates."""
-    from pyterrier_pisa import PisaIndex
-
     dataset = pt.get_dataset("longdoc:docstrings")
     folder.mkdir(parents=True, exist_ok=True)
-    index = PisaIndex(str(folder / "index.pisa"), text_field="text")
-    if not index.built():
-        index.index(dataset.get_corpus_iter(verbose=False))
-    split = {"train": "train", "dev": "dev"}.get(names[0], "test")
+    split = names[0] if names[0] in ("train", "dev") else "test"
     topics = dataset.get_topics(split).head(queries or 6)
-    return Part(topics, index.bm25(num_results=5)(topics), dataset.get_qrels(split))
+    return Part(topics, first_stage(dataset, folder / "index.pisa", 5)(topics), dataset.get_qrels(split))
 
 
 def main() -> None:

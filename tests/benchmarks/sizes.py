@@ -1,13 +1,13 @@
 """How large a checkout of this repository is: lines, statements, errors, names, and what one score passes through.
 
-    python tests/benchmarks/sizes.py [CHECKOUT [CHECKOUT]] [--api] [--names] [--list]
+    python tests/benchmarks/sizes.py [CHECKOUT [CHECKOUT]] [--api] [--names]
 
-Prints for a checkout (default: this one), or before -> after for two: lines of the package by room, its lines of code,
-docstrings and blank lines or comments, statements of its syntax tree, `raise` for 100 lines of code, lines of tests
-(`test_*.py` outside `tests/benchmarks`; what supports them apart), public names that are defined in two modules or
-more, and files and functions that a `transform` and a `fit` of a loaded MaxP enter (see `way_of_data.py`, whose copy of
-the checkout runs). `--names` lists the names, `--list` the functions; `--api` prints the public names with their
-signatures instead, one a line, to be compared by `diff`.
+Prints for a checkout (default: this one), or before -> after for two: lines of the package by room, its lines of code
+and docstrings, statements of its syntax tree, `raise` for 100 lines of code, lines of tests (`test_*.py` outside
+`tests/benchmarks`; what supports them apart), public names that are defined in two modules or more, and files and
+functions that a `transform` and a `fit` of a loaded MaxP enter (see `way_of_data.py`, whose copy of the checkout runs).
+`--names` lists the names; `--api` prints the public names with their signatures instead, one a line, to be compared by
+`diff`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
@@ -54,41 +53,6 @@ for package in packages:
 """Run in a process of its own with the checkout's package."""
 
 
-@dataclass
-class Lines:
-    """Lines of a kind each, statements, and errors that are raised."""
-
-    total: int = 0
-    code: int = 0
-    docstrings: int = 0
-    other: int = 0  # blank lines and comments
-    statements: int = 0
-    raises: int = 0
-    names: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # to modules
-
-    def add(self, path: Path, module: str) -> None:
-        """Count a file."""
-        text = path.read_text(encoding="utf-8")
-        tree, lines = ast.parse(text), text.splitlines()
-        docstrings = {number for start, end in docstring_lines(tree) for number in range(start, end + 1)}
-        written = [line.strip() for number, line in enumerate(lines, 1) if number not in docstrings]
-        code = sum(bool(line) and not line.startswith("#") for line in written)
-        self.total += len(lines)
-        self.code += code
-        self.docstrings += len(docstrings)
-        self.other += len(written) - code
-        nodes = list(ast.walk(tree))
-        self.statements += sum(isinstance(node, ast.stmt) for node in nodes)
-        self.raises += sum(isinstance(node, ast.Raise) for node in nodes)
-        for name in public_names(tree):
-            self.names[name].add(module)
-
-    @property
-    def raises_per_100(self) -> float:
-        """`raise` for 100 lines of code."""
-        return 100 * self.raises / max(self.code, 1)
-
-
 def docstring_lines(tree: ast.Module) -> Iterator[tuple[int, int]]:
     """First and last lines of docstrings, also of those beneath attributes and constants."""
     for node in ast.walk(tree):
@@ -111,54 +75,44 @@ def public_names(tree: ast.Module) -> Iterator[str]:
         yield from (name for name in names if not name.startswith("_"))
 
 
-def count(checkout: Path, paths: list[Path]) -> Lines:
-    """Count the lines of files."""
-    lines = Lines()
-    for path in paths:
-        lines.add(path, str(path.relative_to(checkout).with_suffix("")))
-    return lines
+def lines_of(paths: Iterable[Path]) -> int:
+    """All lines of files."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
-def room(path: Path, package: Path) -> str:
-    """The sub-package that a file is in."""
-    parts = path.relative_to(package).parts
-    return parts[0] if len(parts) > 1 else "(top)"
-
-
-def of_sources(checkout: Path) -> tuple[dict[str, float], Lines]:
-    """Every number that is read from the source, by what it counts."""
+def of_sources(checkout: Path) -> tuple[dict[str, float], dict[str, set[str]]]:
+    """Every number that is read from the source, by what it counts; and the modules that define a public name."""
     package, tests = checkout / PACKAGE, checkout / "tests"
-    sources = sorted(package.rglob("*.py"))
-    whole = count(checkout, sources)
-    by_room = Counter[str]()
-    for path in sources:
-        by_room[room(path, package)] += len(path.read_text(encoding="utf-8").splitlines())
-    checked = [path for path in sorted(tests.rglob("*.py")) if "benchmarks" not in path.relative_to(tests).parts]
-    test_files = [path for path in checked if path.name.startswith("test_")]
-    pages = list((package / "pt_docs").glob("*.rst"))
-    numbers: dict[str, float] = {f"package, {name}": lines for name, lines in sorted(by_room.items())}
+    rooms, kinds = Counter[str](), Counter[str]()
+    modules: dict[str, set[str]] = defaultdict(set)
+    for path in sorted(package.rglob("*.py")):
+        text, inside = path.read_text(encoding="utf-8"), path.relative_to(package)
+        tree, lines = ast.parse(text), text.splitlines()
+        docstrings = {number for start, end in docstring_lines(tree) for number in range(start, end + 1)}
+        written = [line.strip() for number, line in enumerate(lines, 1) if number not in docstrings]
+        nodes = list(ast.walk(tree))
+        rooms[f"package, {inside.parts[0] if len(inside.parts) > 1 else '(top)'}"] += len(lines)
+        kinds["package, lines"] += len(lines)
+        kinds["package, files"] += 1
+        kinds["package, lines of code"] += sum(bool(line) and not line.startswith("#") for line in written)
+        kinds["package, lines of docstrings"] += len(docstrings)
+        kinds["package, statements"] += sum(isinstance(node, ast.stmt) for node in nodes)
+        kinds["package, raise"] += sum(isinstance(node, ast.Raise) for node in nodes)
+        for name in public_names(tree):
+            modules[name].add(str(inside.with_suffix("")))
+    checked = [path for path in tests.rglob("*.py") if "benchmarks" not in path.relative_to(tests).parts]
+    numbers: dict[str, float] = dict(sorted(rooms.items())) | dict(kinds)
     numbers |= {
-        "package, lines": whole.total,
-        "package, files": len(sources),
-        "package, lines of code": whole.code,
-        "package, lines of docstrings": whole.docstrings,
-        "package, blank lines and comments": whole.other,
-        "package, statements": whole.statements,
-        "package, statements per line of code": round(whole.statements / whole.code, 3),
-        "package, raise": whole.raises,
-        "package, raise per 100 lines of code": round(whole.raises_per_100, 2),
-        "public names in two modules": len(twice(whole)),
-        "tests, lines of test_*.py": count(checkout, test_files).total,
-        "tests, lines of support": count(checkout, [path for path in checked if path not in test_files]).total,
-        "tests, lines of benchmarks": count(checkout, sorted((tests / "benchmarks").rglob("*.py"))).total,
-        "lines of pages": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in pages),
+        "package, raise per 100 lines of code": round(
+            100 * kinds["package, raise"] / kinds["package, lines of code"], 2
+        ),
+        "public names in two modules": sum(len(where) > 1 for where in modules.values()),
+        "tests, lines of test_*.py": lines_of(path for path in checked if path.name.startswith("test_")),
+        "tests, lines of support": lines_of(path for path in checked if not path.name.startswith("test_")),
+        "tests, lines of benchmarks": lines_of((tests / "benchmarks").rglob("*.py")),
+        "lines of pages": lines_of((package / "pt_docs").glob("*.rst")),
     }
-    return numbers, whole
-
-
-def twice(lines: Lines) -> dict[str, list[str]]:
-    """Public names that are defined in two modules or more, with the modules."""
-    return {name: sorted(modules) for name, modules in sorted(lines.names.items()) if len(modules) > 1}
+    return numbers, modules
 
 
 def in_checkout(checkout: Path, command: list[str]) -> str:
@@ -189,7 +143,6 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="*", type=Path, default=[HERE], help="one, or the one before and the after")
     parser.add_argument("--api", action="store_true", help="print the public names with their signatures instead")
     parser.add_argument("--names", action="store_true", help="list the public names in two modules")
-    parser.add_argument("--list", action="store_true", help="list the functions that transform and fit enter")
     args = parser.parse_args()
     checkouts = [path.resolve() for path in args.checkouts]
     if args.api:
@@ -198,13 +151,11 @@ def main() -> None:
         return
     found: list[dict[str, float]] = []
     for checkout in checkouts:
-        numbers, lines = of_sources(checkout)
-        ways = in_checkout(checkout, ["tests/benchmarks/way_of_data.py", *(["--list"] if args.list else [])])
-        found.append(numbers | of_ways(ways))
-        if args.names:
-            print(f"{checkout}:", *(f"  {name}: {', '.join(where)}" for name, where in twice(lines).items()), sep="\n")
-        if args.list:
-            print(ways)
+        numbers, modules = of_sources(checkout)
+        found.append(numbers | of_ways(in_checkout(checkout, ["tests/benchmarks/way_of_data.py"])))
+        for name, where in sorted(modules.items()) if args.names else ():
+            if len(where) > 1:
+                print(f"{checkout.name}, {name}: {', '.join(sorted(where))}")
     for name in dict.fromkeys(name for numbers in found for name in numbers):
         print(f"{name:42}" + " -> ".join(f"{numbers.get(name, 0):>10,}" for numbers in found))
 

@@ -57,24 +57,15 @@ WINDOWS = {"window_size": 100, "stride": 80}
 # What is learnt from.
 
 
-class Labelled:
-    """BM25's candidates for the train split of the docstrings, and the top 20 of 100 queries of its dev split."""
-
-    @cached_property
-    def frames(self) -> dict[str, pd.DataFrame]:
-        dataset = pt.get_dataset("longdoc:docstrings")
-        with tempfile.TemporaryDirectory() as scratch:
-            bm25 = first_stage(dataset, Path(scratch) / "index", LABEL_DEPTH) >> dataset.text_loader()
-            frames = {split: bm25(dataset.get_topics(split)) for split in ("train", "dev")}
-        dev = frames["dev"]
-        chosen = dev["qid"].drop_duplicates().sample(100, random_state=0)
-        frames["dev"] = dev[dev["qid"].isin(chosen) & (dev["rank"] < 20)]
-        return frames
-
-    def fit(self, model: Any, *, validate: bool = False) -> None:
-        qrels = pt.get_dataset("longdoc:docstrings").get_qrels
-        further = (self.frames["dev"], qrels("dev")) if validate else ()
-        model.fit(self.frames["train"], qrels("train"), *further)
+def labelled() -> tuple[tuple[pd.DataFrame, ...], tuple[pd.DataFrame, ...]]:
+    """Candidates and qrels of the train split of the docstrings, and of 100 queries of its dev split."""
+    dataset = pt.get_dataset("longdoc:docstrings")
+    with tempfile.TemporaryDirectory() as scratch:
+        bm25 = first_stage(dataset, Path(scratch) / "index", LABEL_DEPTH) >> dataset.text_loader()
+        train, dev = (bm25(dataset.get_topics(split)) for split in ("train", "dev"))
+    chosen = dev["qid"].drop_duplicates().sample(100, random_state=0)
+    dev = dev[dev["qid"].isin(chosen) & (dev["rank"] < 20)]
+    return (train, dataset.get_qrels("train")), (dev, dataset.get_qrels("dev"))
 
 
 class Taught:
@@ -299,11 +290,11 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     folder: Path = args.folder
     folder.mkdir(parents=True, exist_ok=True)
-    labelled, taught = Labelled(), Taught(folder, args.packages)
-    start = None
+    taught, start = Taught(folder, args.packages), None
     if not (folder / "distilled" / "config.json").is_file():
-        start = trained("pairs", folder, pairs, lambda model: labelled.fit(model, validate=True))
-        start = trained("labels", folder, labels, labelled.fit, start)
+        learnt, held = labelled()
+        start = trained("pairs", folder, pairs, lambda model: model.fit(*learnt, *held))
+        start = trained("labels", folder, labels, lambda model: model.fit(*learnt), start)
     start = trained("distilled", folder, distilled, lambda model: taught.fit(model, taught.first(), "first"), start)
 
     def hard(name: str, chosen_by: str) -> Any:

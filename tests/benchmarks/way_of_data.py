@@ -5,8 +5,7 @@
 A reader who wants to know how a score comes about opens these files and reads these functions. Counted with
 `sys.setprofile` are the functions of the package that are entered by the second `transform` of a MaxP with a tiny
 random model over five rows, and by a `fit` of two steps after another one. Lambdas and, in Python 3.11, comprehensions
-are functions, too; several of a kind in one function count once. Imports are read from the source: those inside
-functions and under TYPE_CHECKING count. A chain's length is the number of files in it.
+are functions, too; several of a kind in one function count once.
 """
 
 from __future__ import annotations
