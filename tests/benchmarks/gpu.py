@@ -68,23 +68,6 @@ QUERY_TOKENS = 8
 CPU_FLAGS = ("avx2", "avx512_bf16", "amx_bf16")
 
 
-class Clock:
-    """How much of the time is left."""
-
-    def __init__(self, minutes: float) -> None:
-        self._start, self._seconds = time.monotonic(), 60 * minutes
-
-    @property
-    def passed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self._seconds - self.passed
-
-
 # The machine.
 
 
@@ -246,20 +229,9 @@ def scoring(name: str, longest: int, scratch: Path, args: argparse.Namespace) ->
                 seconds[system], peaks[system] = min(seconds[system], taken), peak
     own, *others = systems
     best = min(others, key=seconds.__getitem__)
-    return {
-        "kind": "scoring",
-        "model": name,
-        "longest input": longest,
-        "documents": count,
-        "ours/s": count / seconds[own],
-        "theirs/s": count / seconds[best],
-        "ratio": seconds[best] / seconds[own],
-        "goal": GOALS["scoring"],
-        "our MB": peaks[own],
-        "their MB": peaks[best],
-        "theirs is": best,
-        "correlation": float(np.corrcoef(scores[own], scores[best])[0, 1]),
-    }
+    speeds = {"ours": count / seconds[own], "theirs": count / seconds[best]}
+    row = row_of("scoring", name, longest, count, speeds, {"ours": peaks[own], "theirs": peaks[best]}, best)
+    return {**row, "correlation": float(np.corrcoef(scores[own], scores[best])[0, 1])}
 
 
 def training(name: str, longest: int, scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -277,32 +249,39 @@ def training(name: str, longest: int, scratch: Path, args: argparse.Namespace) -
             clock = bench_training.Clock()
             _, peaks[who] = measured(args.device, lambda train=train, clock=clock: train(folder, run, options, clock))
         speeds[who] = clock.documents_per_second(documents)[0]
+    return row_of("training", name, longest, len(run), speeds, peaks, "CrossEncoderTrainer")
+
+
+def row_of(
+    kind: str, name: str, longest: int, documents: int, speeds: dict[str, float], peaks: dict[str, Any], theirs: str
+) -> dict[str, Any]:
+    """A row of the table, from documents per second and the most MB of both."""
     return {
-        "kind": "training",
+        "kind": kind,
         "model": name,
         "longest input": longest,
-        "documents": len(run),
+        "documents": documents,
         "ours/s": speeds["ours"],
         "theirs/s": speeds["theirs"],
         "ratio": speeds["ours"] / speeds["theirs"],
-        "goal": GOALS["training"],
+        "goal": GOALS[kind],
         "our MB": peaks["ours"],
         "their MB": peaks["theirs"],
-        "theirs is": "CrossEncoderTrainer",
+        "theirs is": theirs,
     }
 
 
-def all_of(args: argparse.Namespace, clock: Clock, scratch: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def all_of(args: argparse.Namespace, end: float, scratch: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of the table, and what was left out."""
     cases = [(scoring, name, longest) for name, longest in CASES.items()] + [(training, name, 512) for name in TRAINED]
     rows: list[dict[str, Any]] = []
     left_out, slowest = [], 0.0
     for measure, name, longest in cases:
         title = f"{measure.__name__} of {name} at {longest} tokens"
-        if clock.left < slowest:
+        start = time.monotonic()
+        if end - start < slowest:
             left_out.append(f"{title}: {args.minutes:g} minutes are over")
             continue
-        start = clock.passed
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -310,8 +289,9 @@ def all_of(args: argparse.Namespace, clock: Clock, scratch: Path) -> tuple[list[
         except (ImportError, RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
             # One case that fails, or lacks a library, must not lose the figures of the others.
             left_out.append(f"{title}: {type(error).__name__}: {str(error)[:500]}")
-        slowest = max(slowest, clock.passed - start)
-        print(f"  {title}: {clock.passed - start:.0f} s", flush=True)
+        took = time.monotonic() - start
+        slowest = max(slowest, took)
+        print(f"  {title}: {took:.0f} s", flush=True)
     return rows, left_out
 
 
@@ -335,15 +315,16 @@ def main() -> None:
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --device cpu --tiny tries the script")
     args.rounds = 1 if args.tiny else args.rounds
-    clock = Clock(args.minutes)
+    start = time.monotonic()
+    end = start + 60 * args.minutes
     about = machine(args.device)
     print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        tests = None if args.skip_tests else run_tests(args.device, Path(folder), clock.left / 2)
+        tests = None if args.skip_tests else run_tests(args.device, Path(folder), 30 * args.minutes)
         print(f"tests: {tests}", flush=True)
         on_gpu = args.device.startswith("cuda")
         with torch.cuda.device(args.device) if on_gpu else nullcontext():
-            rows, left_out = all_of(args, clock, Path(folder))
+            rows, left_out = all_of(args, end, Path(folder))
     if rows:
         print(shown(rows))
     print("\n".join(f"left out: {line}" for line in left_out))
@@ -354,10 +335,10 @@ def main() -> None:
         "tests": tests,
         "speed": rows,
         "left out": left_out,
-        "seconds": round(clock.passed),
+        "seconds": round(time.monotonic() - start),
     }
     args.out.write_text(json.dumps(told, indent=1), encoding="utf-8")
-    print(f"{clock.passed:.0f} s; all of it is in {args.out}")
+    print(f"{told['seconds']} s; all of it is in {args.out}")
     if tests is not None and (tests.get("failed") or "error" in tests):
         sys.exit(1)
 

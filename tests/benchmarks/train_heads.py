@@ -123,25 +123,11 @@ def windows(collections: Path, folder: Path, name: str) -> None:
                             mask[place[row]][:number] = True
         with replacing(file) as whole, whole.open("wb") as out:
             np.savez(out, vectors=vectors, mask=mask)
-        print(
-            f"{collection}: {len(qids)} questions, {mask.sum()} windows, {time.perf_counter() - begin:.0f} s",
-            flush=True,
-        )
+        took = time.perf_counter() - begin
+        print(f"{collection}: {len(qids)} questions, {mask.sum()} windows, {took:.0f} s", flush=True)
 
 
 # Heads.
-
-
-def parade(start: Any) -> Any:
-    """Return a PARADE with the encoder of a MaxP, before its head has learnt."""
-    model = ld.PARADE(ENCODER, aggregation="attn", **WINDOWS)
-    model.start_from(start)
-    head, final = model.model.head, start.model.head.final
-    with torch.no_grad():
-        head.final.weight.copy_(final.weight)
-        head.final.bias.copy_(final.bias)
-        head.attention.copy_(final.weight[0])
-    return model
 
 
 def loss_of(head: Any, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -155,8 +141,13 @@ def loss_of(head: Any, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
 def train(start: Any, vectors: torch.Tensor, mask: torch.Tensor) -> Any:
     """Return a PARADE whose head has learnt from windows' vectors."""
     torch.manual_seed(1)
-    model = parade(start)
-    head, held = model.model.head, torch.arange(len(vectors)) % HELD == 0
+    model = ld.PARADE(ENCODER, aggregation="attn", **WINDOWS).start_from(start)
+    head, final = model.model.head, start.model.head.final
+    with torch.no_grad():
+        head.final.weight.copy_(final.weight)
+        head.final.bias.copy_(final.bias)
+        head.attention.copy_(final.weight[0])
+    held = torch.arange(len(vectors)) % HELD == 0
     learnt = torch.nonzero(~held)[:, 0]
     steps = EPOCHS * (len(learnt) // STEP)
     optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=0.01)
@@ -164,10 +155,7 @@ def train(start: Any, vectors: torch.Tensor, mask: torch.Tensor) -> Any:
     for epoch in range(EPOCHS + 1):
         head.eval()
         with torch.inference_mode():
-            print(
-                f"epoch {epoch}: loss of held questions {loss_of(head, vectors[held], mask[held]):.4f}",
-                flush=True,
-            )
+            print(f"epoch {epoch}: loss of held questions {loss_of(head, vectors[held], mask[held]):.4f}", flush=True)
         if epoch == EPOCHS:
             break
         head.train()
