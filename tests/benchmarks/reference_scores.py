@@ -331,18 +331,24 @@ def many(frame: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-SCHEDULES = ("TopDown", "Tournament", "ParallelBlocks", "PairwiseAll", "PairwiseBubble", "SetwiseHeapsort")
 RANKERS: dict[str, Any] = {
     "RankGPT": ld.RankGPT(most_rain),
-    **{
-        f"RankGPT {s}": ld.RankGPT(most_rain, schedule=getattr(listwise, s)()) for s in (*SCHEDULES, "SetwiseInsertion")
-    },
     "RankGPT shuffled, passages": ld.RankGPT(most_rain, shuffles=3, preselect=ld.BM25Windows(2), seed=3),
     "RankGPT FirstToken": ld.RankGPT(
         tokens_of_rain, answer=listwise.FirstToken(), schedule=listwise.BackToFront(10, 5)
     ),
     "Pointwise": ld.Pointwise(tokens_of_rain),
 }
+for schedule in (
+    listwise.TopDown(),
+    listwise.Tournament(),
+    listwise.ParallelBlocks(),
+    listwise.PairwiseAll(),
+    listwise.PairwiseBubble(),
+    listwise.SetwiseHeapsort(),
+    listwise.SetwiseInsertion(),
+):
+    RANKERS[f"RankGPT {type(schedule).__name__}"] = ld.RankGPT(most_rain, schedule=schedule)
 CONFIGURATIONS |= {name: lambda frame, _, model=model: scores_of(model, many(frame)) for name, model in RANKERS.items()}
 
 
