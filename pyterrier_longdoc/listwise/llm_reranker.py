@@ -73,12 +73,12 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
 
     def _budget(self, prompt: Prompt, pairs: Iterable[tuple[str, str]]) -> PromptBudget:
         """Return the budget that builds the prompts of a run; passages are selected before threads start."""
-        passages, chosen_by = None, f"preselect={self.preselect!r}"
+        passages = None
         if self.preselect is not None:
             distinct_pairs = list(dict.fromkeys(pairs))
             with work_bar(type(self).__name__, "document", len(distinct_pairs), shown=self.verbose) as bar:
                 passages = best_passages(self.preselect, self.windows, distinct_pairs, on_pairs=bar.update)
-        return PromptBudget(prompt, self.tokenizer, self.max_doc_len, self.max_prompt_tokens, passages, chosen_by)
+        return PromptBudget(self, prompt, passages)
 
     def _texts(self, inp: pd.DataFrame) -> list[str]:
         """Check columns and arguments; return the text of each row."""

@@ -78,25 +78,17 @@ class Excerpt(NamedTuple):
 class PromptBudget(Tokens):
     """Builds the prompts of a run with truncated documents, and records the excerpts in them.
 
-    `passages` maps a query and a text to its passages, which were selected by the argument `chosen_by`; None uses the
-    beginning of documents. The limits are those of `RankGPT`.
+    The tokenizer and the limits are those of `settings`, an `LLMReranker`. `passages` maps a query and a text to its
+    selected passages; None uses the beginning of documents.
     """
 
     def __init__(
-        self,
-        prompt: Prompt,
-        tokenizer: Any,
-        max_doc_len: int | None,
-        max_prompt_tokens: int | None,
-        passages: Mapping[tuple[str, str], ChosenPassages] | None = None,
-        chosen_by: str = "",
+        self, settings: Any, prompt: Prompt, passages: Mapping[tuple[str, str], ChosenPassages] | None
     ) -> None:
-        super().__init__(tokenizer)
-        self.chosen_by = chosen_by
-        self.prompt = prompt
-        self.max_doc_len = max_doc_len
-        self.max_prompt_tokens = max_prompt_tokens
-        self.passages = passages
+        super().__init__(settings.tokenizer)
+        self.max_doc_len, self.max_prompt_tokens = settings.max_doc_len, settings.max_prompt_tokens
+        self.chosen_by = f"preselect={settings.preselect!r}"
+        self.prompt, self.passages = prompt, passages
         self._length: dict[str, int] = {}
         self._shortest: dict[tuple[str, str], Excerpt] = {}
         self._lock = threading.Lock()

@@ -177,15 +177,14 @@ def _begin(
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".lock"):
         manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
+        job = None
         try:
-            pipeline_key = key(pipeline)
+            job = digest([_FORMAT, key(pipeline), candidates.digests(), columns])
         except ValueError as error:
             if manifest is not None or not alone:
                 raise ValueError(
                     f"{error}: such a pipeline must rerank in one call, without shard=, into a new folder"
                 ) from error
-            pipeline_key = None
-        job = None if pipeline_key is None else digest([_FORMAT, pipeline_key, candidates.digests(), columns])
         if manifest is None:
             manifest = {"key": job, "rows": candidates.divide(out / _CANDIDATES)}
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])

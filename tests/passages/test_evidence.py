@@ -79,8 +79,7 @@ def test_windows_are_added_while_they_and_their_marks_fit_the_budget(tokens, tex
 
 def test_a_window_that_does_not_fit_leaves_room_for_smaller_ones():
     large = row("large", "a b c d e f g h", ("a b c d e f g h", 9))
-    out = evidence(frame(large, CATS, DOGS), 5)
-    assert out["text"].tolist() == ["", "A cat purrs.", "No cat."]
+    assert evidence(frame(large, CATS, DOGS), 5)["text"].tolist() == ["", "A cat purrs.", "No cat."]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +196,8 @@ def test_special_tokens_are_counted_once_for_each_text():
     out = evidence(frame(CATS, DOGS), 12, tokenizer=with_special_tokens)
     assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]
     assert out["evidence_tokens"].tolist() == [8, 4]
-    out = evidence(
-        frame(CATS, *[{**DOGS, "docno": str(number)} for number in range(9)]), 5, tokenizer=with_special_tokens
-    )
-    assert out["evidence_tokens"].tolist() == [5, *[0] * 9]
+    many = frame(CATS, *[{**DOGS, "docno": str(number)} for number in range(9)])
+    assert evidence(many, 5, tokenizer=with_special_tokens)["evidence_tokens"].tolist() == [5, *[0] * 9]
 
 
 def test_windows_are_counted_together_with_their_marks():

@@ -136,10 +136,7 @@ def test_columns_of_sequences_come_back_as_lists(tmp_path):
 def test_explanations_equal_those_of_transform(name, tmp_path):
     model, results = systems.make(name, explain=True), tiny.results()
     ld.rerank_to_disk(model, results, tmp_path / "out")
-    found, expected = (
-        ld.merge_run(tmp_path / "out").set_index(["qid", "docno"]),
-        model(results).set_index(["qid", "docno"]),
-    )
+    found, expected = (each.set_index(["qid", "docno"]) for each in (ld.merge_run(tmp_path / "out"), model(results)))
     assert found.columns.tolist() == expected.columns.tolist()
     for row, expected_row in zip(found.loc[expected.index].itertuples(), expected.itertuples(), strict=True):
         assert row.window_spans == [list(span) for span in expected_row.window_spans]

@@ -315,23 +315,13 @@ def without_text() -> tuple[pd.DataFrame, workers.LockedStore]:
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
-def test_texts_of_a_loader_that_cannot_be_pickled_are_sent_with_the_block(executor, without_text, cross_encoder):
-    frame, store = without_text
-    model = systems.make("MaxP", cross_encoder, text_loader=store)
-    expected = model(frame)
-    store.rows.clear()
-    out = executor.distributed(model, block_rows=8)(frame)
-    pd.testing.assert_frame_equal(out, expected, check_exact=False, rtol=1e-5)
-    assert store.rows == [4, 4, 4]  # the documents of each block, once
-
-
-@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.EmptyTextWarning")
-def test_each_model_gets_the_texts_of_its_own_loader(executor, without_text, cross_encoder):
+def test_texts_of_loaders_that_cannot_be_pickled_are_sent_with_the_block(executor, without_text, cross_encoder):
     frame, store = without_text
     reversed_texts = workers.LockedStore(candidates().assign(text=lambda rows: rows["text"].str[::-1]))
     model, other = (systems.make("MaxP", cross_encoder, text_loader=loader) for loader in (store, reversed_texts))
     pipeline = model + other
     scores = executor.distributed(pipeline, block_rows=8)(frame).set_index(["qid", "docno"])["score"]
+    assert store.rows == [4, 4, 4]  # the documents of each block, once
     expected = pipeline(frame).set_index(["qid", "docno"])["score"]
     pd.testing.assert_series_equal(scores.sort_index(), expected.sort_index(), rtol=1e-5)
     assert (model.text_loader, other.text_loader) == (store, reversed_texts)

@@ -122,21 +122,17 @@ def completion(text: str | None, **message: Any) -> dict[str, Any]:
 def serving(*answers: Answer | Callable[[dict], Answer], about: Callable[[str], Answer] | None = None):
     """A server that answers requests as `Scripted` does.
 
-    It has its `url`, `(path, headers, body)` of each request and the `connections` that were opened.
+    It has its `url` and `(path, headers, body)` of each request.
 
     Args:
         answers: to what is sent to it.
         about: what it tells at a path when it is only looked at; None for nothing.
     """
-    scripted, requests, connections = Scripted(*answers), [], []
+    scripted, requests = Scripted(*answers), []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-
-        def setup(self) -> None:
-            connections.append(self.client_address)
-            super().setup()
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -166,7 +162,7 @@ def serving(*answers: Answer | Callable[[dict], Answer], about: Callable[[str], 
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
-        yield SimpleNamespace(url=url, requests=requests, connections=connections)
+        yield SimpleNamespace(url=url, requests=requests)
     finally:
         server.shutdown()
         server.server_close()

@@ -62,9 +62,6 @@ class RayHere:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": float(self.cores)}
 
-    def available_resources(self) -> dict[str, float]:
-        return {"CPU": float(self.cores - sum(actor.cpus for actor in self._up()))}
-
     def remote(self, *, num_cpus: int, **_: Any) -> Callable[[type], Any]:
         def hire(cls: type, *arguments: Any) -> Actor:
             self.actors.append(Actor(cls, num_cpus, *arguments))
