@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -134,14 +135,44 @@ def test_checkpoints_of_sentence_transformers_have_the_scores_of_the_library(aft
     assert_scores_are_theirs(model, folder)
 
 
-def test_the_encoder_of_a_t5_embeds_texts(tmp_path):
+def encoder_of(folder, seed=0):
+    return kinds.Transformer(tiny.checkpoint(folder, labels=None, seed=seed))
+
+
+def t5(folder):
     tokenizer = tiny.tokenizer()
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    T5Model(T5Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return [kinds.Transformer(str(folder)), kinds.Pooling(32)]
+
+
+def word_weights(folder):
+    encoder = encoder_of(folder)
+    words = list(encoder.tokenizer.get_vocab())
+    weights = kinds.WordWeights(words, {word: 1.0 + i for i, word in enumerate(words)})
+    return [encoder, weights, kinds.Pooling(32)]
+
+
+def two_encoders(folder, pooling="mean"):
+    sides = [[encoder_of(folder / f"{seed}", seed), kinds.Pooling(32, pooling)] for seed in (0, 1)]
+    return [kinds.Router.for_query_document(*sides), kinds.Normalize()]
+
+
+def two_poolings(folder):
+    encoder = encoder_of(folder)
+    return [kinds.Router.for_query_document(*([encoder, kinds.Pooling(32, pooling)] for pooling in ("cls", "mean")))]
+
+
+@pytest.mark.parametrize(
+    "modules", [t5, word_weights, two_encoders, partial(two_encoders, pooling="cls"), two_poolings]
+)
+def test_encoders_of_every_kind_have_the_scores_of_the_library(modules, tmp_path):
     torch.manual_seed(0)
-    T5Model(T5Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    encoder = kinds.Transformer(str(tmp_path / "base"))
-    assert_scores_are_theirs(*saved(tmp_path, [encoder, kinds.Pooling(32)]))
+    # Equal queries and texts, which may differ in their encoders and poolings.
+    folder = saved(tmp_path, modules(tmp_path / "base"), prompts={"query": "read ", "document": "read "})[1]
+    model = SentenceTransformer(str(folder), device="cpu")
+    assert_scores_are_theirs(model, folder, ["old dog"], ["old dog", *TEXTS])
 
 
 @pytest.mark.parametrize("layout", ["jina", "mosaic"])
@@ -167,32 +198,6 @@ def test_arguments_replace_similarity_prompts_and_pooling_of_the_checkpoint(tmp_
     np.testing.assert_array_equal(scores(own, TWO), before)
 
 
-def test_word_weights_of_a_checkpoint_are_applied(tmp_path):
-    first = kinds.Transformer(tiny.checkpoint(tmp_path / "base", labels=None))
-    words = list(first.tokenizer.get_vocab())
-    weights = kinds.WordWeights(words, {word: 1.0 + i for i, word in enumerate(words)})
-    model = SentenceTransformer(modules=[first, weights, kinds.Pooling(32)], device="cpu")
-    model.save_pretrained(str(tmp_path / "stored"))
-    assert_scores_are_theirs(model, tmp_path / "stored")
-
-
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_queries_can_have_a_separate_encoder(pooling, tmp_path):
-    sides = [
-        [kinds.Transformer(tiny.checkpoint(tmp_path / side, labels=None, seed=seed)), kinds.Pooling(32, pooling)]
-        for seed, side in enumerate(("query", "document"))
-    ]
-    model, folder = saved(tmp_path, [kinds.Router.for_query_document(*sides), kinds.Normalize()], **FIND)
-    assert_scores_are_theirs(model, folder)
-
-
-def test_queries_and_texts_can_share_an_encoder_with_different_poolings(tmp_path):
-    encoder = kinds.Transformer(tiny.checkpoint(tmp_path / "base", labels=None))
-    sides = [[encoder, kinds.Pooling(32, pooling)] for pooling in ("cls", "mean")]
-    model, folder = saved(tmp_path, [kinds.Router.for_query_document(*sides)])
-    assert_scores_are_theirs(model, folder, ["old dog"], ["old dog", "a red fish"])
-
-
 def test_the_default_stride_does_not_exceed_the_window_size():
     assert ld.BiEncoder(window_size=40).make_windows() == ld.SlidingWindows(40, 40)
     assert ld.BiEncoder(window_size=130).make_windows() == ld.SlidingWindows(130, 100)
@@ -208,19 +213,14 @@ def test_a_cross_encoder_used_as_bi_encoder_causes_a_warning(cross_encoder):
         ld.BiEncoder(cross_encoder, **SMALL)(ONE)
 
 
-def encoder_with(tokenizer, segments) -> Backbone:
-    """As much of a backbone as its layouts need."""
-    model = torch.nn.Module()
-    model.config = BertConfig(type_vocab_size=segments)
-    return Backbone(model, tokenizer, None, None, "mean")
-
-
 @pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a ", "find  "])
 @pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
 def test_a_prefix_is_tokenized_as_in_the_whole_text(make, prefix, caplog):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
-    specials, lead = specials_of_text(encoder_with(tokenizer, 2), prefix)
+    encoder = torch.nn.Module()
+    encoder.config = BertConfig(type_vocab_size=2)
+    specials, lead = specials_of_text(Backbone(encoder, tokenizer, None, None, "mean"), prefix)
     for text, tokens in zip(texts, tokenize(tokenizer, texts, lead=lead), strict=True):
         one = specials.around(tokens.ids[:0], tokens.ids)
         assert one.ids.tolist() == tokenizer(prefix + text)["input_ids"]

@@ -35,21 +35,16 @@ def encoder(backbone) -> WindowEncoder:
     return encoder
 
 
-def divided(encoder, lengths, reading=READING, **options) -> list[list[int]]:
-    """The lengths in each pass."""
-    encoder.settings = reading
-    passes = list(encoder.divide(lengths, range(len(lengths)), **options))
-    encoder.settings = READING
-    return [[lengths[i] for i in rows] for rows in passes]
-
-
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=60).map(sorted),
     limit=st.integers(1, 60),
     exact_run=st.sampled_from([None, 1, 4]),
 )
 def test_passes_are_all_rows_in_order_and_within_the_limits(encoder, lengths, limit, exact_run):
-    passes = divided(encoder, lengths, replace(READING, max_batch_tokens=limit), exact_run=exact_run)
+    encoder.settings = replace(READING, max_batch_tokens=limit)
+    rows = encoder.divide(lengths, range(len(lengths)), exact_run=exact_run)
+    passes = [[lengths[i] for i in numbers] for numbers in rows]
+    encoder.settings = READING
     assert [length for rows in passes for length in rows] == lengths
     assert all(len(rows) <= 6 and (len(rows) == 1 or len(rows) * max(rows) <= limit) for rows in passes)
     if exact_run:

@@ -48,13 +48,6 @@ def by_hand(model, query: str, windows: list[str]) -> float:
     return float(products.max(1).values.sum())
 
 
-def whole_words() -> str:
-    """A long text whose words are one token each: no window begins within one."""
-    words = (LONG + " " + LONG).split()
-    sizes = map(len, ld.MaxSim(PLAIN).model.reader.tokenize(words))
-    return " ".join(word for word, size in zip(words, sizes, strict=True) if size == 1)
-
-
 def copy_of(folder: Path, target: Path) -> Path:
     return Path(shutil.copytree(folder, target / "copy"))
 
@@ -85,30 +78,18 @@ def test_scores_of_sentence_transformers_without_a_module(name, kind, tmp_path):
     np.testing.assert_allclose(scores(ld.MaxSim(folder), frame(QUERIES, texts)), expected, **CLOSE)
 
 
+@pytest.mark.parametrize("stride", [7, 4])
 @pytest.mark.parametrize("name", ["st-plain", "pylate-bert", "colbert"])
-def test_long_documents_are_maxima_over_hand_made_windows(name):
-    folder, words = LATE_INTERACTION / name, LONG.split()
-    model = reference(folder)
-    windows = [" ".join(words[a:b]) for a, b in ((0, 7), (7, 14), (14, 21))]
-    text = " ".join(words[:21])
-    sizes = [len(tokens) for tokens in ld.MaxSim(folder).model.reader.tokenize(windows)]
-    # Words may have several tokens.
-    cut = {"windows": ld.SlidingWords(7, 7)} if len(set(sizes)) > 1 else {"window_size": sizes[0]}
-    found = ld.MaxSim(folder, explain=True, **cut)(frame(["old dog"], [text])).iloc[0]
-    assert len(found.window_scores) == 3
-    assert found.score == pytest.approx(by_hand(model, "old dog", windows), abs=1e-5)
+def test_scores_of_long_documents_are_maxima_over_their_windows(name, stride):
+    folder, text = LATE_INTERACTION / name, " ".join(LONG.split()[:21])
+    model, options = reference(folder), {"windows": ld.SlidingWords(7, stride)}
+    row = ld.MaxSim(folder, explain=True, **options)(frame(["old dog"], [text])).iloc[0]
+    windows = [" ".join(text.split()[i : i + 7]) for i in range(0, 21 - 7 + stride, stride)]
+    assert row.score == pytest.approx(by_hand(model, "old dog", windows), abs=1e-5)
     each = [by_hand(model, "old dog", [window]) for window in windows]
-    np.testing.assert_allclose(found.window_scores, each, **CLOSE)
-    best = ld.MaxSim(folder, aggregation="max", **cut)(frame(["old dog"], [text]))["score"].item()
+    np.testing.assert_allclose(row.window_scores, each, **CLOSE)
+    best = scores(ld.MaxSim(folder, aggregation="max", **options), frame(["old dog"], [text])).item()
     assert best == pytest.approx(max(each), abs=1e-5)
-
-
-def test_overlapping_windows_change_nothing_but_context():
-    text = whole_words()
-    row = ld.MaxSim(PLAIN, window_size=20, stride=10, explain=True)(frame(["old dog"], [text])).iloc[0]
-    windows = [text[start:end] for start, end in row.window_spans]
-    assert len(windows) > 3
-    assert row.score == pytest.approx(by_hand(reference(PLAIN), "old dog", windows), abs=1e-5)
 
 
 def test_repeated_windows_change_no_score():
@@ -179,14 +160,12 @@ def test_skipped_tokens_have_no_vector():
 
 
 def test_titles_are_read_with_each_window():
-    rows = frame(["old dog"], [whole_words()]).assign(title="red fish")
-    titled = ld.MaxSim(PLAIN, window_size=20, text_field=("title", "text"), repeat="title", explain=True)(rows).iloc[0]
-    model = reference(PLAIN)
-    plain = ld.MaxSim(PLAIN, window_size=20, explain=True)(rows).iloc[0]
-    assert titled.window_spans == plain.window_spans
-    windows = [f"red fish {rows['text'][0][a:b]}" for a, b in plain.window_spans]
-    assert titled.score == pytest.approx(by_hand(model, "old dog", windows), abs=1e-5)
-    assert titled.score != plain.score
+    titles = {"text_field": ("title", "text"), "repeat": "title"}
+    model = ld.MaxSim(PLAIN, windows=ld.SlidingWords(7, 7), explain=True, **titles)
+    row = model(frame(["old dog"], [LONG]).assign(title="red fish")).iloc[0]
+    windows = [f"red fish {LONG[a:b]}" for a, b in row.window_spans]
+    assert len(windows) == 8
+    assert row.score == pytest.approx(by_hand(reference(PLAIN), "old dog", windows), abs=1e-5)
 
 
 # What is remembered.
