@@ -368,7 +368,7 @@ def main() -> None:
         settings = build(args, folder, frame, cut, query)
         if args.report_memory:
             memory.growth(lambda: settings[0].score(len(frame)))
-            print(json.dumps({"MB": round(memory.peak())}))
+            print(json.dumps({"MB": round(memory.status("VmHWM"))}))
             return
         windows = sum(map(len, cut))
         print(

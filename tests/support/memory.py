@@ -16,12 +16,13 @@ ALIGNMENT = 64
 def growth(run: Callable[[], Any]) -> float:
     """MB by which it grows at most while `run` runs."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
-    before = _status("VmRSS")
+    before = status("VmRSS")
     run()
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
-def _status(name: str) -> float:
+def status(name: str) -> float:
+    """The MB of a line of the process's status: "VmRSS" what it has, "VmHWM" the most it has had."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) / 1024
 
