@@ -145,7 +145,7 @@ class WindowEncoder(nn.Module):
         """Discard results of other weights at the start of a run."""
         self.runtime.begin(self.backbone)
 
-    def take_over(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
+    def initial_weights(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
         """Return the parts of the checkpoint that a head can use as initial weights."""
         words = backbone.model.get_input_embeddings().weight
         cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))

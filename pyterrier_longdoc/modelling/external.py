@@ -175,7 +175,7 @@ class ExternalEncoder(nn.Module):
         """Discard the scores of an earlier run, which can have changed."""
         self._scores = {}  # a run in another thread keeps its own
 
-    def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
+    def initial_weights(self, backbone: Any, tokenizer: Any) -> WarmStart:
         """Return the identity as the last layer, because the vector of a window is its score."""
         final = nn.Linear(1, 1)
         nn.init.ones_(final.weight)

@@ -203,8 +203,8 @@ class MaxSimEncoder(SeparateEncoder):
     def make_reader(self, settings: Settings) -> MaxSimReader:
         return MaxSimReader(self.origin, settings, self.vectors_of)
 
-    def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
-        start = super().take_over(backbone, tokenizer)
+    def initial_weights(self, backbone: Any, tokenizer: Any) -> WarmStart:
+        start = super().initial_weights(backbone, tokenizer)
         return MaxSimStart(start.final, start.cls_embedding, start.sep_embedding, trained=self.vectors_of.trained)
 
     def reads_like(self, other: Any) -> bool:

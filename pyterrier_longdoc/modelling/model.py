@@ -94,7 +94,7 @@ class Model(nn.Module):
     Attributes:
         ready: whether the scores make sense without training.
         trained: whether the weights come from `fit` or `load`, so that they must not be discarded.
-        started: whether the weights come from `start_from`, so that `fit` continues from them without a warning.
+        from_other_model: whether the weights come from `start_from`; `fit` then continues from them without a warning.
         source: the arguments of `load` for these weights, as code; empty if they are not saved.
         saved_arguments: the reprs of the arguments with which the weights were saved.
         history: an entry per epoch of training and per validation.
@@ -122,7 +122,7 @@ class Model(nn.Module):
         self.backbone = backbone
         self.head_spec = head_spec
         self.weight_arguments = weight_arguments or {}
-        self.ready = self.trained = self.started = False
+        self.ready = self.trained = self.from_other_model = False
         self.source = ""
         self.saved_arguments: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
@@ -159,7 +159,7 @@ class Model(nn.Module):
                 weight_arguments=weight_arguments,
             )
             random_layers = getattr(encoder_module, "has_random_layers", False)
-            model.ready = warm_start(model.head, model.take_over()) and not random_layers
+            model.ready = warm_start(model.head, model.initial_weights()) and not random_layers
         return model.eval()
 
     def use(self, settings: Settings) -> None:
@@ -378,14 +378,14 @@ class Model(nn.Module):
             for module, training in modes.items():
                 module.training = training
 
-    def take_over(self) -> WarmStart:
-        """Return what a head can take over from the checkpoint."""
-        return self.encoder.take_over(self.backbone, self.tokenizer)
+    def initial_weights(self) -> WarmStart:
+        """Return the parts of the checkpoint that a head can use as initial weights."""
+        return self.encoder.initial_weights(self.backbone, self.tokenizer)
 
     def mark_trained(self, recipe: dict[str, Any]) -> None:
         """Mark the weights as trained with this recipe."""
         self.trained = self.ready = True
-        self.started, self.source, self.recipe = False, "", recipe
+        self.from_other_model, self.source, self.recipe = False, "", recipe
         self._fingerprint = ""
 
     def fingerprint(self, *, contents: bool = True) -> str:

@@ -98,7 +98,7 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
         return False
     else:
         with seeded(seed):
-            ready = warm_start(new, model.take_over())
+            ready = warm_start(new, model.initial_weights())
         model.ready = ready and not getattr(model.encoder, "has_random_layers", False)
     model.head, model.head_spec = new, head
     model.eval()
@@ -142,7 +142,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
         with seeded(seed):
             _start_head(model, other)
         model.ready = model.ready and encoder.reads_like(other_encoder) and alike
-    model.trained, model.started, model.source = model.trained or other.trained, True, ""
+    model.trained, model.from_other_model, model.source = model.trained or other.trained, True, ""
 
 
 def _start_head(model: Any, other: Any) -> None:
@@ -151,7 +151,7 @@ def _start_head(model: Any, other: Any) -> None:
         new.load_state_dict(old.state_dict())
         model.ready = other.ready
         return
-    start = replace(model.take_over(), final=getattr(old, "final", None))
+    start = replace(model.initial_weights(), final=getattr(old, "final", None))
     # A head that takes over a checkpoint's last layer has one for the same vectors.
     if copy.deepcopy(old).warm_start(start):
         model.ready = warm_start(new, start) and other.ready

@@ -99,7 +99,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
 
-    _starts_trained: ClassVar[str] = (
+    _trained_hint: ClassVar[str] = (
         "FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others need no training if the backbone is a "
         "cross-encoder with its own pooling"
     )
@@ -119,7 +119,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             text = saved.load_call(self, model)
         if model.encoder.quantized is not None:
             return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
-        if (model.trained or model.started) and not model.source:
+        if (model.trained or model.from_other_model) and not model.source:
             return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
         return text
 
@@ -254,7 +254,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         model = self.model
         if not model.ready:
             message = f"{type(self).__name__} has randomly initialized layers: its scores are meaningless before fit"
-            warn_once(self, f"{message} ({self._starts_trained}).", UntrainedWarning)
+            warn_once(self, f"{message} ({self._trained_hint}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:
             return score_with_cache(self, model, queries, texts, bar)
         return model.score(queries, texts, explain=self.explain, bar=bar)
@@ -305,7 +305,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
-        if model is not None and model.trained and not model.started and not resumes:
+        if model is not None and model.trained and not model.from_other_model and not resumes:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
         self.trained_on = told = replace(data.trained_on, validated=validated_on)

@@ -74,7 +74,7 @@ class MaxSim(SeparateReranker):
     vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
-    _starts_trained: ClassVar[str] = (
+    _trained_hint: ClassVar[str] = (
         "it needs no training if the backbone is a late-interaction checkpoint with its own projection"
     )
     encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder

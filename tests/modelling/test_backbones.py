@@ -45,7 +45,7 @@ def scorer_of(backbone, head="firstp", windows=None, **reading):
     """A head that is warm-started from its backbone, in evaluation mode."""
     module = build_head(head, backbone.hidden_size, channels=backbone.channels)
     scorer = scorers.scorer_of(backbone, windows or GreedyChunks(), module, **reading)
-    scorer.head.warm_start(scorer.take_over())
+    scorer.head.warm_start(scorer.initial_weights())
     return scorer
 
 

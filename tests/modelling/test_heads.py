@@ -348,8 +348,8 @@ def test_warm_start_takes_over_the_final_layer(name):
         assert head.warm_start(MaxSimStart(warm.final, warm.cls_embedding, warm.sep_embedding, trained=True))
         return
     before = head.final.weight.clone()
-    for nothing_to_take_over in (start(final=False), start(width=H + 8)):
-        assert not head.warm_start(nothing_to_take_over)
+    for nothing_to_copy in (start(final=False), start(width=H + 8)):
+        assert not head.warm_start(nothing_to_copy)
         assert torch.equal(head.final.weight, before)
     assert head.warm_start(warm) == (name not in NEEDS_TRAINING)
     if name not in NEEDS_TRAINING:

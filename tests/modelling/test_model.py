@@ -55,7 +55,7 @@ def make(backbone, head="maxp", windows=SLIDING, **arguments):
     torch.manual_seed(0)
     module = build_head(head, backbone.hidden_size, channels=backbone.channels)
     scorer = scorer_of(backbone, windows, module, **{"max_query_len": 8, **arguments})
-    scorer.head.warm_start(scorer.take_over())
+    scorer.head.warm_start(scorer.initial_weights())
     with torch.no_grad():
         for name, parameter in scorer.head.named_parameters():
             if "attention" in name and name.count(".") < 2:

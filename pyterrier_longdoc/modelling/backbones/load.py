@@ -415,8 +415,8 @@ def _check_labels(name: str, labels: int, names: Mapping[Any, Any] | None) -> No
 def _warn_of_lost_head(name: str, config: Any, parts: Parts) -> None:
     if is_classifier(config) and parts.final is None:
         logger.warning(
-            "%r: the classification head of %s is left out, and the model must be trained: only heads of these "
-            "architectures can be taken over: %s, and language models with one linear layer, 'score'",
+            "%r: the classification head of %s is left out, and the model must be trained: only the heads of %s and of "
+            "language models with one linear layer, 'score', can be used",
             name,
             config.model_type,
             ", ".join(CLASSIFIERS),

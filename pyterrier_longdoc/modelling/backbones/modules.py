@@ -103,7 +103,7 @@ def check_transformer(name: str, module: Any) -> Any:
         if is_refused:
             raise ValueError(
                 f"checkpoint {name!r} has {key}={getattr(module, key)!r}: only the last_hidden_state of an encoder can "
-                f"be taken over, for texts without a chat template"
+                f"be used, for texts without a chat template"
             )
     # Otherwise a longer input would lose its beginning.
     if module.tokenizer.truncation_side != "right":
