@@ -92,10 +92,9 @@ class Runner:
             return pipeline
         outcome.papers += papers_of_pipeline(pipeline)
         topics = self.topics if part.fold is None else part.fold.test_topics
-        trained = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
-        outcome.doubtful[TRAINED] += len(
-            set(topics["qid"]) & set().union(*(each.qids for each in trained if each is not None))
-        )
+        trainings = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
+        seen = {qid for training in trainings if training is not None for qid in training.qids}
+        outcome.doubtful[TRAINED] += len(seen & set(topics["qid"]))
         run_key = None
         if self.folder is not None:
             with suppress(ValueError):  # user code has no key
