@@ -70,9 +70,14 @@ class TextLoader(pt.Transformer):
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON description that identifies the texts, all of which are read the first time."""
-        return {"fields": list(self.fields), "documents": len(self.documents), "content": self._content}
+        # Documents that are generated or in files do not change.
+        content = self._content() if isinstance(self.documents, dict) else self._content_once
+        return {"fields": list(self.fields), "documents": len(self.documents), "content": content}
 
     @cached_property
+    def _content_once(self) -> str:
+        return self._content()
+
     def _content(self) -> str:
         content = blake2b(digest_size=16)
         for docno, document in self.documents.items():
@@ -288,10 +293,9 @@ class PositionedCollection(pt.datasets.Dataset):
               collection.
         """
         count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self.lengths(tokenizer)
-        topics, qrels = (
-            getattr(self, name) if self._describe_component(name) else pd.DataFrame(columns=["qid", "query", "label"])
-            for name in ("topics", "qrels")
-        )
+        known = {name: self._describe_component(name) is not None for name in ("topics", "qrels")}
+        no_rows = pd.DataFrame(columns=["qid", "query", "label"])
+        topics, qrels = (getattr(self, name) if known[name] else no_rows for name in known)
         group_of = np.array([self.parts.groups.get(docno) for docno in self.documents], dtype=object)
         rows = []
         for split in dict.fromkeys((*self.splits, "all")):
@@ -300,13 +304,14 @@ class PositionedCollection(pt.datasets.Dataset):
             relevant = qrels[qrels["qid"].isin(qids) & (qrels["label"] > 0)]
             in_split = group_of == split if split in group_of else slice(None)
             sizes = pd.Series(lengths[in_split], dtype="float64")
-            firsts = self.gold.loc[self.gold["qid"].isin(qids), "first_token"]
+            gold = self.gold if split == "all" else self.gold[self.gold["qid"].isin(qids)]
+            firsts = gold["first_token"]
             rows.append(
                 {
                     "split": split,
                     "queries": len(queries),
                     "query_tokens": np.mean(count(queries)) if queries else np.nan,
-                    "positives": len(relevant) / len(queries) if len(queries) and len(qrels) else np.nan,
+                    "positives": len(relevant) / len(queries) if queries and known["qrels"] else np.nan,
                     "documents": len(sizes),
                     "document_tokens": sizes.mean(),
                     "median": sizes.median(),

@@ -22,6 +22,7 @@ import textwrap
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -156,8 +157,11 @@ def installed_packages() -> dict[str, Path]:
     for name in PACKAGES:
         if name == STDLIB:
             folders[name] = Path(sysconfig.get_path("stdlib"))
-        elif (spec := importlib.util.find_spec(name)) and spec.submodule_search_locations:
-            folders[name] = Path(spec.submodule_search_locations[0])
+            continue
+        with suppress(ValueError):  # a module in memory without a specification
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations:
+                folders[name] = Path(spec.submodule_search_locations[0])
     return folders
 
 

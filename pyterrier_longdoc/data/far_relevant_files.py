@@ -13,6 +13,9 @@ from ..common.language import token_counter
 from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
 from .rows import SpooledDocuments, check_field, judged_lines, put_once, qrels_frame, recount, topics_frame
 
+_FUNCTION = "function "
+"""Begins the name of a tokenizer that cannot be loaded."""
+
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
     """Write a collection one document at a time; equal collections give equal bytes.
@@ -61,7 +64,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     tokenizer = collection.tokenizer
     unit = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", "")
     if tokenizer is not None and not unit:
-        unit = f"function {getattr(tokenizer, '__qualname__', type(tokenizer).__name__)}"
+        unit = _FUNCTION + getattr(tokenizer, "__qualname__", type(tokenizer).__name__)
     write_jsonl(Path(folder, "unit.jsonl"), [{"name": str(unit)}])
 
 
@@ -102,8 +105,10 @@ def read_far_relevant(
     if tokenizer is None:
         names = {row["name"] for file in unit_files for _, row in read_jsonl(file, ("name",))}
         if len(names) > 1:
-            raise ValueError(f"{folder} has positions of several tokenizers: set tokenizer= to count all of them again")
+            raise ValueError(f"{folder} has positions of several tokenizers: set tokenizer= to count them again")
         tokenizer = "".join(names) or None
+        if tokenizer is not None and tokenizer.startswith(_FUNCTION):
+            raise ValueError(f"{folder} has positions in tokens of {tokenizer!r}: set tokenizer= to count them again")
     parts = CollectionParts(
         documents,
         topics_frame(queries.items()),

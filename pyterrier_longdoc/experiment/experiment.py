@@ -97,9 +97,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             the same folder continues.
         save_mode: how to treat existing runs in `save_dir`, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them
             or raise an `"error"`. Unlike in `pt.Experiment`, a run is reused only if the same pipeline made it.
-            Weights, settings, first stage, index and topics are compared by content, transformers of other packages by
-            arguments and version. A run is computed again if a stage could have changed unnoticed: a function
-            (`pt.apply`), a class defined in your script or notebook, or an index in memory.
+            Weights, settings, first stage and topics are compared by content, transformers of other packages by
+            arguments and version. A run is computed again if its index was rebuilt, or if a stage could have changed
+            unnoticed: a function (`pt.apply`), a class defined in your script or notebook, or an index in memory.
         verbose: show a progress bar over the runs.
 
     Returns:

@@ -310,7 +310,7 @@ class WindowEncoder(nn.Module):
         """Return `(V', H)` vectors: pooled states after the representation step, or before it for `"late"` pooling."""
         mask = batch.mask
         if self.pooling == "cls":
-            return self.representation(states[:, 0])
+            return self.representation(states[:, 0])  # (V', H)
         if self.pooling == "last":
             position = torch.arange(mask.shape[1], device=mask.device)
             last = (position * mask).argmax(1)  # (V',)

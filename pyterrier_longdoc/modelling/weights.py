@@ -123,18 +123,20 @@ def start_from(model: Any, other: Any, seed: int) -> None:
     only_backbone = encoder.stands_for != other_encoder.stands_for or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
-        for name in _different(getattr(encoder, part), getattr(other_encoder, part)):
+        different = _different(getattr(encoder, part), getattr(other_encoder, part))
+        if different:
             raise ValueError(
-                f"the other model has another kind of encoder ({name} differs): give both the same backbone and pooling"
+                f"the other model has another kind of encoder ({different[0]} differs): give both the same backbone "
+                f"and pooling"
             )
     if only_backbone:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
         model.ready = False
     else:
         # A module or parameter of an encoder is copied as a whole.
-        different = {name.partition(".")[0] for name in _different(encoder, other_encoder)}
+        parts = {name.partition(".")[0] for name in _different(encoder, other_encoder)}
         lost, new = (
-            [name for name in e.state_dict() if name.partition(".")[0] in different] for e in (other_encoder, encoder)
+            [name for name in e.state_dict() if name.partition(".")[0] in parts] for e in (other_encoder, encoder)
         )
         shared = {name: value for name, value in other_encoder.state_dict().items() if name not in lost}
         encoder.load_state_dict(shared, strict=False)

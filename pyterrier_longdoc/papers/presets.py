@@ -85,7 +85,8 @@ class Preset:
 
         Args:
             as_published: also read windows that only contain padding, as for the published figures (`FixedGrid`).
-                Scores then depend on `max_doc_len`. This has no effect on models with a single window.
+                Scores then depend on `max_doc_len`. This has no effect on models with a single window. `windows` and
+                `layout` cannot be changed.
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
         """
         package = importlib.import_module("pyterrier_longdoc")
@@ -93,7 +94,7 @@ class Preset:
         if as_published and self.row in _NOT_AS_PUBLISHED:
             raise ValueError(f"as_published=True is not available for {self.row}: {_NOT_AS_PUBLISHED[self.row]}")
         for name in ("windows", "layout"):
-            if as_published and name in changes:
+            if as_published and name in changes and changes[name] != self.arguments.get(name):
                 raise ValueError(f"{name}={changes[name]!r} must not be changed with as_published=True")
         if as_published and "stride" in arguments:  # otherwise, the model has a single window
             size, stride = arguments.pop("window_size"), arguments.pop("stride")
@@ -101,9 +102,8 @@ class Preset:
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
             recipe = package.TrainingArgs.preset("boytsov2025", epochs=self.epochs)
-            model.training = replace(
-                recipe, learning_rates=model.recipe.learning_rates
-            )  # others if the head is pre-trained
+            # The learning rates are others if the head is pre-trained.
+            model.training = replace(recipe, learning_rates=model.recipe.learning_rates)
         return model
 
 

@@ -84,7 +84,8 @@ class Evidence(NotebookMixin, pt.Transformer):
             frames.validated(inp, self.text_field, None, self, extra=("score", *WINDOWS))
         except pt.validate.InputValidationError as error:
             if not set(WINDOWS) <= set(inp.columns):
-                error.args = (f"Evidence lacks {' and '.join(WINDOWS)}: set explain=True in the reranker before it",)
+                advice = "set explain=True in the reranker before it, or wrap one without in ld.MaxP(ld.PairScorer())"
+                error.args = (f"Evidence lacks {' and '.join(WINDOWS)}: {advice}",)
             raise
         frames.check_windows(inp, self.text_field, self.repeat)
         documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []

@@ -181,7 +181,12 @@ class Above(NotebookMixin, pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that stay, in their order and with new ranks."""
-        pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
+        try:
+            pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
+        except pt.validate.InputValidationError as error:
+            if "probability" not in inp:
+                error.args = (f"{error.args[0]}: put ld.Calibrated(...) before it",)
+            raise
         kept = inp[numeric(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
         if empty := inp["qid"].nunique() - kept["qid"].nunique():
             warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)

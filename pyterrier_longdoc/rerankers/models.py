@@ -203,6 +203,10 @@ class Birch(KMaxP):
         self._first_stage_scores(candidates)
         return super().summary(candidates)
 
+    def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
+        """Raise ValueError: plain texts have no first-stage score."""
+        raise ValueError("Birch mixes in a first stage's score, which plain texts lack: call it with a result frame")
+
     def _first_stage_scores(self, inp: pd.DataFrame) -> np.ndarray:
         validated(inp, self.text_field, self.text_loader, self, extra=("score",))
         name = type(self).__name__

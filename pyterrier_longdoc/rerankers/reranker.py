@@ -341,7 +341,8 @@ class Reranker(NotebookMixin, pt.Transformer):
             raise ValueError("texts must be a list of texts")
         own = ("qid", "query", "docno", "number", "score", "rank")
         if not isinstance(self.text_field, str) or self.text_field in own:
-            raise ValueError(f"text_field={self.text_field!r} must be one column for rank, and not {', '.join(own)}")
+            names = ", ".join(own)
+            raise ValueError(f"rank needs one text column other than {names}, but text_field={self.text_field!r}")
         frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
         column = pd.Series(list(texts), dtype=object)

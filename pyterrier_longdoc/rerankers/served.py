@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -273,6 +274,8 @@ class ScoreServer(ExternalScorer):
                 outage.after = max(0.0, float(response.headers["Retry-After"]))
             return outage
         hint = f"; is it a server with api={self.api!r}?" if status in (400, 404, 405, 422) else ""
+        if size := re.search(r"maximum allowed batch size (\d+)", words):
+            hint = f"; set batch_size={size[1]}"
         return BackendError(message + hint)
 
 

@@ -300,6 +300,6 @@ def as_frame(table: Any) -> pd.DataFrame:
         if field.name != "features" and (pa.types.is_list(field.type) or pa.types.is_large_list(field.type)):
             frame[field.name] = pd.Series(table[field.name].to_pylist(), index=frame.index, dtype=object)
     for name in frame.columns.intersection(_TERMS):
-        rows = [json.loads(row) if isinstance(row, str) else row for row in frame[name]]
+        rows = [json.loads(row) if isinstance(row, str) else None for row in frame[name]]
         frame[name] = pd.Series(rows, index=frame.index, dtype=object)
     return frame

@@ -13,6 +13,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.key import UserCodeError, description, key
 from pyterrier_longdoc.common.presentation import described
+from pyterrier_longdoc.training.resume import training_key, training_settings
 
 from ..support import terrier
 
@@ -42,9 +43,14 @@ def test_copies_of_a_terrier_index_have_the_same_key(tmp_path):
     shutil.copytree(tmp_path / "index", tmp_path / "copy", copy_function=shutil.copy)
     index, copy = (pt.terrier.TerrierIndex(tmp_path / name) for name in ("index", "copy"))
     assert key(index) == key(copy)
+    keys = [training_key(training_settings(ld.MaxP(LENGTHS, text_loader=each))) for each in (index, copy)]
+    assert keys[0] == keys[1]
+    assert keys[0][1] == ""  # no user code: a training with this index can be continued
 
 
-@pytest.mark.parametrize("name", ["index.created", "num.Documents", "num.Tokens", "index.meta.key-names"])
+@pytest.mark.parametrize(
+    "name", ["index.created", "num.Documents", "num.Tokens", "index.meta.key-names", "index.meta.value-lengths"]
+)
 def test_another_terrier_index_has_another_key(tmp_path, name):
     folders = properties(tmp_path / "index"), properties(tmp_path / "other", {name: "2"})
     one, other = (ld.MaxP(LENGTHS, text_loader=pt.terrier.TerrierIndex(folder)) for folder in folders)

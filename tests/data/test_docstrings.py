@@ -235,7 +235,11 @@ def test_the_default_collection_is_built_once_for_each_set_of_versions(home, ins
     assert len(list((home / "longdoc").iterdir())) == 2
 
 
-@pytest.mark.parametrize("content", [None, b"not gzip", gzip.compress(b'{"v": 0}\n{"n": 3}\n'), b""])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"not gzip", gzip.compress(b'{"v": 0}\n{"n": 3}\n'), b""],
+    ids=["missing", "not gzip", "other content", "empty"],
+)
 def test_a_damaged_file_is_built_again(home, installed, content, caplog):
     first = DocstringsDataset().entries
     [file] = (home / "longdoc").iterdir()

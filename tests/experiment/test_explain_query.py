@@ -58,6 +58,7 @@ def test_a_query_has_values_and_differences_from_the_baseline(results):
     best, worst = told.differences()[0].split("worst")
     assert all(name in best for name in perquery.index[perquery["nDCG@10"] == perquery["nDCG@10"].max()])
     assert "run (0.000)" in worst
+    assert all("every system" in difference for difference in results.why("q0").differences())
 
 
 def test_a_query_has_the_ranks_of_its_relevant_documents(results, systems):

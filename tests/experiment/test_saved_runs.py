@@ -116,6 +116,8 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path):
     Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
     with pytest.raises(ValueError, match="other topics"):
         Experiment({"a": SOME}, TOPICS.head(10), QRELS, ["AP"], save_dir=tmp_path)
+    with pytest.raises(ValueError, match="other topics"):
+        Experiment({"a": SOME}, TOPICS.assign(query="other words"), QRELS, ["AP"], save_dir=tmp_path)
     with pytest.raises(ValueError, match="other folds"):
         Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, folds=FOLDS)
 

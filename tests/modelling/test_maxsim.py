@@ -134,6 +134,7 @@ def test_a_plain_encoder_gets_a_random_projection_by_seed(cross_encoder, plain_e
         first = scores(ld.MaxSim(backbone), results)
         np.testing.assert_array_equal(first, scores(ld.MaxSim(backbone), results))
         assert (first != scores(ld.MaxSim(backbone, seed=1), results)).any()
+    assert ld.MaxSim(plain_encoder).model.encoder.hidden_size == 128
 
 
 # Texts.

@@ -141,16 +141,18 @@ def longformer(folder) -> ld.LongP:
 
 
 WITHOUT_EXPORT = {
-    "all layers": lambda folder: make("CEDR-knrm"),
-    "not exported": lambda folder: make("TKL"),
-    "longformer": longformer,
+    "CEDR": (lambda folder: make("CEDR-knrm"), "all layers"),
+    "TKL": (lambda folder: make("TKL"), "not exported"),
+    "Longformer": (longformer, "longformer"),
 }
+"""Models, and why they are not exported."""
 
 
-@pytest.mark.parametrize("reason", WITHOUT_EXPORT)
-def test_models_without_export_are_refused(reason, tmp_path, results):
+@pytest.mark.parametrize("name", WITHOUT_EXPORT)
+def test_models_without_export_are_refused(name, tmp_path, results):
+    model, reason = WITHOUT_EXPORT[name]
     with pytest.raises(ValueError, match=reason):
-        WITHOUT_EXPORT[reason](tmp_path).apply_attributes(runtime="openvino")(results)
+        model(tmp_path).apply_attributes(runtime="openvino")(results)
 
 
 def test_a_wrong_export_raises_an_error(cross_encoder, results, monkeypatch):
@@ -182,9 +184,10 @@ def test_openvino_is_chosen(name, cross_encoder, results, can_export):
     np.testing.assert_allclose(found, scores(make(name, cross_encoder, runtime="torch"), results), **CLOSE)
 
 
-@pytest.mark.parametrize("reason", WITHOUT_EXPORT)
-def test_torch_is_chosen_for_models_without_export(reason, tmp_path, results, can_export):
-    assert runtime_of(WITHOUT_EXPORT[reason](tmp_path), results) == "torch"
+@pytest.mark.parametrize("name", WITHOUT_EXPORT)
+def test_torch_is_chosen_for_models_without_export(name, tmp_path, results, can_export):
+    model, _ = WITHOUT_EXPORT[name]
+    assert runtime_of(model(tmp_path), results) == "torch"
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,12 @@ def test_invalid_frames_are_refused_before_loading(change, named, results, nothi
 @pytest.mark.parametrize("column", ["text", "query"])
 @pytest.mark.parametrize(
     ("values", "kind"),
-    [(["cat", ["a", "dog"], "fish", "", None], "list"), ([np.nan, 2.5, 1, 2, 3], "float")],
-    ids=["list", "float"],
+    [
+        (["cat", ["a", "dog"], "fish", "", None], "list"),
+        ([np.nan, 2.5, 1, 2, 3], "float"),
+        (pd.Categorical([1, 2, 1, 2, 1]), "int"),
+    ],
+    ids=["list", "float", "category"],
 )
 def test_columns_that_hold_no_text_are_refused(column, values, kind, results):
     with pytest.raises(ValueError, match=f"'{column}' holds {kind}"):

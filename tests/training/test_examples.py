@@ -119,8 +119,10 @@ def test_labels_and_scores_that_are_not_numbers_are_refused_by_row(column, value
 
 
 def test_targets_are_the_scores_in_the_teacher_column():
-    run, judged = RUN.assign(teacher_score=np.arange(7.0), other=np.nan), qrels(("1", "d3", 1))
-    assert make_groups(run, judged)[0].targets.tolist() == [1.0, 3.0, 2.0, 0.0]
+    run, judged = RUN.assign(teacher_score=0.0, other=np.arange(7.0)), qrels(("1", "d3", 1))
+    assert make_groups(run, judged)[0].targets.tolist() == [0.0] * 4
+    other = TrainingArgs(teacher_field="other")
+    assert make_groups(run, judged, other)[0].targets.tolist() == [1.0, 3.0, 2.0, 0.0]
     assert make_groups(RUN, judged)[0].targets is None
 
 
@@ -205,6 +207,12 @@ def test_judged_documents_that_the_loader_lacks_are_left_out(loads, run):
     assert list(added.columns) == list(run.columns)
     with pytest.warns(LeftOutWarning):
         assert add_judged(run, JUDGED.iloc[:1], text_loader=loader) is run
+
+
+def test_all_judged_documents_are_added_in_order():
+    names = [f"new{n}" for n in range(300)]
+    added = add_judged(RUN.assign(text=TEXTS), qrels(*(("1", name, 0) for name in names)), text_loader=LOADER)
+    assert added["text"].iloc[len(RUN) :].tolist() == [f"text of {name} for 1" for name in names]
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("the disk is gone"), RuntimeError("no such index")])

@@ -461,13 +461,15 @@ def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_e
         train(Toy(), toy_set(3), TrainingArgs(gradient_checkpointing=True))
 
 
-@pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR", "LongP"])
+@pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR", "MaxSim", "LongP"])
 def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     backbone = tiny_long.decoder(tmp_path / "llama", "llama", labels=1) if name == "LongP" else cross_encoder
     read = {"template": "plain"} if name == "LongP" else {}
     model = make(name, backbone, training=replace(RECIPE, epochs=1, lora=Lora(rank=2)), **read)
     before = weights(model)
-    found = {key for key in changed(model.fit(RUN, JUDGED), before) if "encoder.backbone" in key}
+    trained = changed(model.fit(RUN, JUDGED), before)
+    found = {key for key in trained if "encoder.backbone" in key}
+    assert name != "MaxSim" or any("representation" in key for key in trained)  # its projection
     of_bert, of_llama = {"query", "key", "value", "dense"}, {"q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"}
     assert {key.split(".")[-2] for key in found} >= (of_llama if name == "LongP" else of_bert)
     assert not {key for key in found if "embed" in key or "norm" in key.lower()}
