@@ -26,6 +26,7 @@ from tests.support.toy import toy_task
 RUN, QRELS = toy_task(0, queries=4)
 SIZES = {"window_size": 8, "stride": 4, "max_query_len": 4, "batch_size": 2, "device": "cpu"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is missing in a shell's background jobs
 
 
 class StoppedError(Exception):
