@@ -26,7 +26,7 @@ from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
 from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
 from .readers import Reader
-from .tokens import TokenizedText, tokenize
+from .tokens import Span, TokenizedText, tokenize
 from .windows import WholeText, Windows
 from .words import Words
 
@@ -132,11 +132,9 @@ class ExternalReader(Reader):
         """Return an input, which is not used."""
         raise NotImplementedError
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
-        pairs = []
-        for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
-            pairs.append(Inputs(query, document, spans, [], self.row(query, text, document, spans)))
-        return pairs
+    def window_inputs(self, query: Query, document: TokenizedText, spans: list[Span]) -> list[Input]:
+        """Return no inputs, because the scorer reads texts."""
+        return []
 
     def words(self, query: Query) -> str:
         """Return the truncated text of a query."""

@@ -65,7 +65,7 @@ def save_model(
         tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
         model.tokenizer.save_pretrained(folder)
     else:
-        tensors, upon = adapter
+        tensors, needs = adapter
     config = {
         "format": SAVED_FORMAT,
         "format_version": FORMAT_VERSION,
@@ -81,7 +81,7 @@ def save_model(
             "ready": model.ready,
         },
         "weights": fingerprint(tensors),
-        **({} if adapter is None else {"adapter": upon}),
+        **({} if adapter is None else {"adapter": needs}),
         **({} if model.encoder.quantized is None else {"quantized": model.encoder.quantized.save(folder)}),
     }
     texts = {
@@ -102,7 +102,11 @@ def check_folder(folder: Path) -> None:
     names = {path.name for path in folder.glob("[!.]*")}
     is_ours = bool(names & {WEIGHTS_FILE, ADAPTER_FILE})  # without a configuration: a save that was interrupted
     if CONFIG_FILE in names:
-        is_ours = f'"format": "{SAVED_FORMAT}"' in (folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+        try:
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        except ValueError:
+            config = None
+        is_ours = isinstance(config, dict) and config.get("format") == SAVED_FORMAT
     if names and not is_ours:
         raise ValueError(f"{str(folder)!r} contains other files, such as {min(names)!r}: save to a new folder")
 

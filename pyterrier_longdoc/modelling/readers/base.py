@@ -213,9 +213,13 @@ class Reader(ABC):
         """Return the inputs of P pairs, with their windows and coverage."""
         pairs = []
         for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
-            windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
+            windows = self.window_inputs(query, document, spans)
             pairs.append(Inputs(query, document, spans, windows, self.row(query, text, document, spans)))
         return pairs
+
+    def window_inputs(self, query: Query, document: TokenizedText, spans: list[Span]) -> list[Input]:
+        """Return the inputs of the windows of a document, the part of a text that is read."""
+        return [self.assemble(query.ids, self.content(document, span)) for span in spans]
 
     def cut(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
         """Return the part of the text that is read and its windows, for each of P pairs."""
