@@ -42,6 +42,17 @@ def test_equal_scores_give_exactly_0_whatever_their_mean_rounds_to():
     assert ld.ZScore()(frame)["score"].tolist() == [0, 0, 0]
 
 
+def test_scores_that_differ_by_rounding_alone_are_equal():
+    frame = pd.DataFrame({"qid": "1", "docno": list("abc"), "score": [0.1 + 0.2, 0.3, 0.1 + 0.2]})
+    assert frame["score"].nunique() == 2
+    assert ld.ZScore()(frame)["score"].tolist() == [0, 0, 0]
+
+
+def test_the_largest_scores_do_not_overflow():
+    frame = pd.DataFrame({"qid": "1", "docno": list("ab"), "score": [-1e308, 1e308]})
+    assert ld.ZScore()(frame)["score"].tolist() == [-1, 1]
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e-3, 1e9])
 def test_unit_and_origin_of_scores_do_not_matter(scale):
     shifted = RUN.assign(score=scale * (RUN["score"] + 3))
