@@ -258,7 +258,7 @@ def test_a_language_model_can_judge(concurrency):
     assert frame["chunk"].fillna(-1).tolist() == [1, -1, 0, 2] * 2
     assert frame["grade"].fillna(-1).tolist() == [2, -1, 2, 2] * 2
     assert frame["unjudged"].tolist() == [0, 0, 0, 2] * 2
-    assert judge.ledger.table()["calls"].sum() <= 7 * 2
+    assert judge.client.calls <= 7 * 2
     assert judged([DRY + WET], judge, estimator=first_above(2)).frame["reason"].tolist() == ["no relevant chunk"]
 
 

@@ -15,7 +15,6 @@ from pyterrier_longdoc.listwise import (
     HuggingFaceBackend,
     IncompleteReplyWarning,
     ListwisePrompt,
-    LLMClient,
     NoLogprobsError,
     OpenAIBackend,
     Pointwise,
@@ -126,11 +125,6 @@ def test_one_token_is_requested_from_a_server(limit):
     ((_, _, body),) = served.requests
     assert {name: body[name] for name in body if "tokens" in name} == {limit: 1}
     assert (body["logprobs"], body["top_logprobs"]) == (True, 12)
-
-
-def test_estimate_counts_one_output_token_for_each_call():
-    estimate = RankGPT(LLMClient(likely), answer=FirstToken()).estimate(candidates(documents=8))
-    assert (estimate.calls, estimate.output_tokens) == (1, 1)
 
 
 class TextOnly:

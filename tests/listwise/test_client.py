@@ -21,8 +21,8 @@ from pyterrier_longdoc.listwise import (
     LLMClient,
     NotInCacheError,
     Pointwise,
-    Prices,
     RankGPT,
+    Reply,
 )
 
 from ..support.llm import Scripted, candidates, oracle
@@ -43,13 +43,24 @@ def test_a_second_run_uses_the_cache_and_ranks_the_same(path):
     run, model = candidates(queries=3, documents=6), Scripted(oracle)
     first = RankGPT(cached(model, path), **SMALL)(run)
     assert len(model.asked) == 6
-    client = cached(Scripted(AssertionError("asked")), path, prices=Prices(1, 1), replay_only=True)
+    client = cached(Scripted(AssertionError("asked")), path, replay_only=True)
     ranker = RankGPT(client, **SMALL)
     pd.testing.assert_frame_equal(ranker(run), first)
     assert len(client.cache) == 6
-    assert client.ledger.cost == 0
-    assert client.ledger.table()[["calls", "replayed"]].values.tolist() == [[2, 2]] * 3
-    assert (client.ledger.table()["saved"] > 0).all()
+    assert (client.calls, client.cached, client.input_tokens, client.output_tokens) == (0, 6, 0, 0)
+
+
+def test_tokens_are_those_the_model_reports_and_estimated_if_it_reports_none():
+    run = candidates(queries=2, documents=6)
+    reported = LLMClient(lambda m: Reply(oracle(m), 1000, 100), tokenizer=lambda text: pytest.fail("counted"))
+    RankGPT(reported, concurrency=2, **SMALL)(run)
+    assert (reported.calls, reported.input_tokens, reported.output_tokens) == (4, 4000, 400)
+    counted = []
+    client = LLMClient(Scripted("[2] > [1]"), tokenizer=lambda text: counted.append(text) or -(-len(text) // 4))
+    RankGPT(client)(candidates(documents=2))
+    assert len(counted) == 8 + 1  # the messages and the answer, once each
+    assert client.output_tokens == 3  # nine characters
+    assert client.input_tokens > 50
 
 
 def test_replay_only_refuses_a_prompt_that_is_not_in_the_cache(path):
@@ -87,7 +98,7 @@ def test_the_same_prompt_in_two_threads_is_sent_once(path):
     ranker = RankGPT(client, concurrency=2)
     ranker(pd.concat([run, run.assign(qid="other")]))
     assert len(model.asked) == 1
-    assert client.ledger.table()["replayed"].sum() == 1
+    assert (client.calls, client.cached) == (1, 1)
     assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
 
 
@@ -97,9 +108,8 @@ def test_a_damaged_cache_is_named(damaged, path):
     RankGPT(cached(oracle, path))(run)
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE store SET value = ?", [damaged])
-    for options in ({}, {"prices": Prices(1, 1), "max_cost": 1}):
-        with pytest.raises(ValueError, match=path.name):
-            RankGPT(cached(oracle, path, **options))(run)
+    with pytest.raises(ValueError, match=path.name):
+        RankGPT(cached(oracle, path))(run)
 
 
 @pytest.mark.parametrize("cls", [RankGPT, Pointwise, LLMClient])
@@ -123,13 +133,14 @@ def test_a_cache_needs_a_function_with_a_name(function, path):
 
 
 def test_client_and_ranker_can_be_pickled(path):
-    ranker = RankGPT(cached(oracle, path, prices=Prices(1, 1), max_cost=1.0), **SMALL)
+    ranker = RankGPT(cached(oracle, path), **SMALL)
     run = candidates(documents=6)
     out = pickle.loads(pickle.dumps(ranker))(run)
     assert ranker(run).equals(out)
     copy = pickle.loads(pickle.dumps(ranker))
     assert copy(run).equals(out)
-    assert [one.ledger.table()["calls"].tolist() for one in (copy, ranker)] == [[4], [2]]  # each has its own
+    counts = [(one.client.calls, one.client.cached) for one in (copy, ranker)]
+    assert counts == [(0, 4), (0, 2)]  # each has its own
 
 
 RUN = candidates(queries=50, documents=6)
