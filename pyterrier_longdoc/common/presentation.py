@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyterrier as pt
 
 from .citations import Cited
@@ -21,18 +20,6 @@ HIDDEN = ("verbose", "text_loader")
 def described(value: Any) -> str:
     """Return the repr of a pipeline, function or argument, the same in every process."""
     return re.sub(r"(?: at |=)0x[0-9a-fA-F]+", "", repr(value))
-
-
-def readable(number: float, digits: int = 3) -> str:
-    """Format a number with at least `digits` significant digits and without an exponent.
-
-    Example:
-        >>> readable(4.695e-05), readable(12345.6)
-        ('0.000047', '12346')
-    """
-    if abs(number) >= 10**digits:
-        return f"{number:.0f}"
-    return np.format_float_positional(number, precision=digits, fractional=False, trim="-")
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -230,7 +230,8 @@ class HuggingFaceBackend:
     `ListwisePrompt(system="")`. For many prompts, a server such as vLLM with `OpenAIBackend` is faster.
 
     Args:
-        model: a model on the hub, or a folder, which is identified by the contents of its files when it is first read.
+        model: a model on the hub, or a folder, which is identified by the contents of its files when it is first
+            used; it must not change afterwards.
         parameters: the parameters of `generate`. Default: greedy decoding, at most 256 new tokens.
         device: `"cuda"`, `"cpu"`, ...; None uses a GPU if there is one.
         dtype: `"float32"`, `"bfloat16"` or `"float16"`; None uses that of the checkpoint.
@@ -314,8 +315,6 @@ class HuggingFaceBackend:
             from ..modelling.backbones.load import check_embeddings
             from ..modelling.devices import in_own_memory
 
-            if folder_digest(self.model) != self.settings["files"]:
-                raise ValueError(f"{self!r}: the folder has changed since its first use: create a new backend")
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)
             tokenizer = load_tokenizer(place, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.analysis import PositionWarning, RelevantPositions, best_chunk, first_above
+from pyterrier_longdoc.analysis import RelevantPositions, best_chunk, first_above
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
@@ -299,31 +298,6 @@ def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], A
         return noise[document, number] + 6 * (relevant[document] == number)
 
     return texts, judge
-
-
-def test_a_threshold_with_a_strong_effect_on_positions_causes_a_warning():
-    texts, judge = noisy(40)
-    found = judged(texts, judge)
-    with pytest.warns(PositionWarning, match=r"first_above\(0\.5\)"):
-        biased = found.by(first_above(0.5))
-    assert biased.matched["first_token"].median() < 0.5 * found.matched["first_token"].median()  # false alarms first
-
-
-def test_a_threshold_without_an_effect_on_positions_causes_no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PositionWarning)
-        judged(*noisy(40)).by(first_above(4))
-        judged([WET, WET], says_wet).by(first_above(0))  # of one chunk each: there is no other place
-        judged([DRY + WET, WET, DRY * 9 + WET * 5], says_wet).by(first_above(0))  # two grades, a gap between them
-
-
-def test_a_threshold_below_nearly_all_grades_causes_a_warning():
-    texts, judge = noisy(40)
-    positive = pt.apply.doc_score(lambda row: 100.0 + judge(row["query"], row["text"]))
-    with pytest.warns(PositionWarning, match=r"100%.*first_above\(0\)"):
-        found = judged(texts, positive, estimator=first_above(0))
-    assert (found.frame["first_token"] == 0).all()
-    assert found.by(best_chunk).matched["first_token"].median() > 0
 
 
 # Bad input.

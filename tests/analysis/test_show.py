@@ -80,14 +80,6 @@ def test_a_ranking_is_saved_as_a_page(tmp_path):
     assert saved.endswith(shown._repr_html_())
 
 
-@pytest.mark.parametrize(
-    ("text", "end", "shaded"), [(TEXT, 7, TEXT[:8]), ("长文档排序模型", 3, "长文档")], ids=["words", "no spaces"]
-)
-def test_a_shade_ends_with_a_word_or_else_with_its_window(text, end, shaded):
-    frame = ranking(text=text, window_spans=[(0, end)], window_scores=[1.0], window_weights=[1.0])
-    assert page(ld.show(frame)).pieces[0][0] == shaded
-
-
 def test_the_bar_of_the_best_window_ends_where_it_ends():
     frame = ranking(window_spans=[(0, 38), (9, 18)], window_scores=[1.0, 3.0], window_weights=[0.5, 0.5])
     bars = re.findall(r'class="part best">.*?class="text">(.*?)</div></div>', ld.show(frame)._repr_html_())
