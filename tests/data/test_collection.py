@@ -1,6 +1,5 @@
 """Collections with gold positions: texts, topics, qrels, statistics and candidates."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data import DocstringsDataset, FolderDataset, far_relevant
+from pyterrier_longdoc.data import far_relevant
 from pyterrier_longdoc.data.collection import CollectionParts, PositionedCollection
 
 from ..support.sources import build, passages
@@ -70,15 +69,6 @@ def test_the_same_arguments_return_the_same_text_loader():
     assert collection.text_loader("text") is not collection.text_loader("title")
 
 
-def test_a_pickled_text_loader_loads_the_same_texts():
-    loader = pickle.loads(pickle.dumps(planted().text_loader(verbose=True)))
-    assert loader(pd.DataFrame({"docno": ["d2"]}))["text"].tolist() == ["filler two relevant beta"]
-
-
-def test_a_schematic_of_the_text_loader_does_not_print_the_documents():
-    assert "alpha" not in pt.schematic.draw(planted().text_loader())
-
-
 def test_the_corpus_is_sized_and_re_iterable():
     collection = planted()
     assert len(collection.get_corpus_iter(verbose=False)) == len(collection.corpus) == 3
@@ -111,18 +101,6 @@ def test_pyterrier_can_list_the_components():
     assert planted(splits={})._describe_component("topics") is True
 
 
-def test_parts_are_created_on_first_use():
-    made = []
-    collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, variants=["a"])
-    assert (repr(collection), collection._describe_component("topics")) == ("PositionedCollection('late')", ["a"])
-    assert not made
-    assert len(collection.gold) == len(collection.topics) == 2
-    assert made == [1]
-
-
-COUNTS = ["queries", "documents", "max"]
-
-
 def test_statistics_count_queries_documents_and_tokens():
     collection = build(splits={"a": 1, "b": 1})
     sizes = [count_tokens(row["text"]) for row in collection.corpus]
@@ -136,25 +114,6 @@ def test_statistics_count_queries_documents_and_tokens():
     assert row["first_min"] == collection.gold["first_token"].min()
     assert row[["queries", "query_tokens", "positives"]].tolist() == [5, 3.0, 2.0]
     assert table["queries"].sum() == 10
-
-
-def test_lengths_are_in_tokens_of_the_counter():
-    assert planted().lengths().tolist() == [4, 4, 2]
-    assert planted().lengths(len).tolist() == [len(text) for text in DOCUMENTS.values()]
-
-
-def test_statistics_of_every_collection_have_the_same_columns_and_types(tmp_path):
-    (tmp_path / "docs.jsonl").write_text('{"docno": "a", "text": "one two three"}\n{"docno": "b", "text": "x"}\n')
-    bare = FolderDataset(tmp_path).statistics()
-    (tmp_path / "topics.tsv").write_text("1\thow one\n")
-    (tmp_path / "qrels.txt").write_text("1 0 a 2\n1 0 b 0\n")
-    of_folder = FolderDataset(tmp_path).statistics()
-    assert of_folder.iloc[0, :7].tolist() == ["all", 1, 2.0, 1.0, 2, 2.0, 2.0]
-    empty = planted(documents={}, gold=[], splits={}).statistics()
-    for table in (bare, of_folder, empty, DocstringsDataset({}).statistics()):
-        assert list(table.columns) == list(build().statistics().columns)
-        assert set(table[COUNTS].dtypes.astype(str)) == {"int64"}
-        assert set(table.drop(columns=["split", *COUNTS]).dtypes.astype(str)) == {"float64"}
 
 
 def test_random_candidates_have_the_reciprocal_rank_of_chance():

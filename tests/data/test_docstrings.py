@@ -195,16 +195,6 @@ def test_long_variants_have_the_topics_with_long_documents(small):
         assert small.get_topics(f"{split}-long")["qid"].tolist() == long["qid"].tolist()
 
 
-def test_each_topic_has_its_document_as_relevant(small):
-    topics, qrels = small.get_topicsqrels("train")
-    assert topics["qid"].tolist() == qrels["qid"].tolist()
-    assert topics["qid"].is_unique
-    number = qrels["docno"][0].removeprefix("pkg.m").removesuffix(".f")
-    assert topics["query"][0] == f"Function of module {number} here"
-    assert small.documents[qrels["docno"][0]]["title"] == qrels["docno"][0]
-    assert set(qrels["label"]) == {1}
-
-
 # ---------------------------------------------------------------- kept on disk
 
 

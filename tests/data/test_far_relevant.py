@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import pandas as pd
@@ -169,19 +168,6 @@ def test_the_column_split_of_topics_defines_the_splits():
     assert set(build(topics=topics().assign(split=list("aabba"))).splits["b"]) == {"q2", "q3"}
 
 
-def test_documents_are_not_held_in_memory():
-    collection = build(passages=passages(2500), topics=topics(500), qrels=qrels(500))
-    next(iter(collection.corpus))
-    peaks = []
-    for _ in range(3):  # other threads' memory is traced, too
-        tracemalloc.start()
-        size = sum(len(row["text"]) for row in collection.corpus)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert size > 150_000
-    assert min(peaks) < size / 4
-
-
 # ---------------------------------------------------------------- bad input
 
 
@@ -203,13 +189,6 @@ def test_documents_are_not_held_in_memory():
 def test_wrong_arguments_and_passages_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         list(build(**arguments).corpus)
-
-
-def test_two_documents_with_the_same_docno_are_refused():
-    source = [{**row, "docno": docno} for row, docno in zip(passages(), ["c", "b_c"], strict=False)]
-    judged = pd.DataFrame({"qid": ["a_b", "a"], "docno": ["c", "b_c"], "label": 1})
-    with pytest.raises(ValueError, match="a_b_c"):
-        build(passages=[*source, *passages()[2:]], topics=judged[["qid"]].assign(query="x"), qrels=judged)
 
 
 def test_unfit_skip_leaves_out_passages_that_do_not_fit():

@@ -28,7 +28,6 @@ from ..support import tiny_answers, tiny_long
 from ..support.llm import GRADE, Answer, candidates, completion, order, serving, shown, worth
 
 pytest.importorskip("openai")
-pytest.importorskip("tenacity")
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CHAT = "{% for message in messages %}{{ message.content }}\n{% endfor %}"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -141,54 +137,3 @@ def test_client_and_ranker_can_be_pickled(path):
     assert copy(run).equals(out)
     counts = [(one.client.calls, one.client.cached) for one in (copy, ranker)]
     assert counts == [(0, 4), (0, 2)]  # each has its own
-
-
-RUN = candidates(queries=50, documents=6)
-
-
-def asked(folder: Path) -> list[str]:
-    file = folder / "calls"
-    return file.read_text().splitlines() if file.exists() else []
-
-
-def rank_slowly(folder: Path, slow_after: int) -> None:
-    """Ranks, while every call leaves a line in a file."""
-
-    def model(messages):
-        # Atomic in a file opened to append; the reply comes later, as that of a server does.
-        with (folder / "calls").open("a") as calls:
-            calls.write(f"{hashlib.sha256(str(messages).encode()).hexdigest()}\n")
-        # Slow after some calls, so that whoever is to kill the run finds it running, however busy the machine is.
-        time.sleep(0.02 if len(asked(folder)) < slow_after else 1.0)
-        return oracle(messages)
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    RankGPT(cached(model, folder / "replies.sqlite"), concurrency=4, **SMALL)(RUN).to_csv(folder / "run.csv")
-
-
-def start(folder: Path, slow_after: int = 10**6) -> subprocess.Popen:
-    """Ranks in a new process: Ctrl-C in a copy of this one may end in a fault of a library that is loaded here."""
-    call = f"rank_slowly(Path({str(folder)!r}), {slow_after})"
-    code = f"from pathlib import Path; from {__name__} import rank_slowly; {call}"
-    return subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_continues_without_repeating_calls(tmp_path, kill):
-    child = start(tmp_path, slow_after=40)
-    while len(asked(tmp_path)) < 37:
-        assert child.poll() is None
-        time.sleep(0.005)
-    child.send_signal(kill)
-    assert child.wait(timeout=120) == -kill
-    before, stored = asked(tmp_path), len(cached(oracle, tmp_path / "replies.sqlite").cache)
-    # No more is lost than was under way, and nothing of what Ctrl-C waits for.
-    assert 30 <= stored < 90
-    assert len(before) - stored <= (4 if kill == signal.SIGKILL else 0)
-    assert start(tmp_path).wait(timeout=120) == 0
-    after = asked(tmp_path)
-    assert len(after) - len(before) == 100 - stored  # each of 50 queries has two lists
-    assert len(after) - len(set(after)) == len(before) - stored  # no reply that was stored is asked for again
-    RankGPT(oracle, **SMALL)(RUN).to_csv(tmp_path / "whole.csv")
-    assert (tmp_path / "run.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

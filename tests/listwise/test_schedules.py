@@ -41,10 +41,6 @@ def test_windows_of_back_to_front_overlap_and_reach_the_top(n, size, data):
         assert next_end - start == min(size, n) - step
 
 
-def test_a_single_document_needs_no_call():
-    assert RankGPT(Scripted(AssertionError("asked")))(candidates(documents=1))["score"].tolist() == [1.0]
-
-
 def test_documents_are_shown_in_the_order_of_the_first_stage():
     run, seen = candidates(documents=4), []
     model = Scripted(lambda m: seen.append([t.split()[1] for _, t in shown(m)]) or "[1] > [2] > [3] > [4]")
@@ -208,8 +204,3 @@ def test_max_prompt_tokens_without_room_for_a_text_is_refused():
         RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
     with pytest.raises(ValueError, match="max_prompt_tokens=5"):
         Pointwise(lambda messages: Reply("yes"), max_prompt_tokens=5)(LONG)
-
-
-def test_an_error_is_raised_if_every_prompt_is_too_long_for_the_server():
-    with pytest.raises(ContextOverflowError):
-        RankGPT(Scripted(ContextOverflowError("always")))(LONG)
