@@ -45,12 +45,11 @@ _PUBLIC = {
         "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
     ],
     "scale": ["distributed"],
-    "data": ["far_relevant", "read_far_relevant", "from_passage_qrels", "needle"],
+    "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
         "evidence_recall", "reliability",
     ],
-    "analysis.invariance": ["check_invariance"],
     "analysis.show": ["show"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

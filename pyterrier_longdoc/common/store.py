@@ -64,13 +64,6 @@ class Store:
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO store VALUES (?, ?)", rows)
 
-    def values(self, read: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
-        """Yield all values; see `get_many`."""
-        for (value,) in self._select("SELECT value FROM store"):
-            with self._undamaged():
-                made = read(json.loads(value))
-            yield made
-
     def _select(self, query: str, keys: Sequence[Key] = ()) -> list[Any]:
         if not self.path.exists():
             return []

@@ -94,21 +94,13 @@ class PromptBudget(Tokens):
         self._lock = threading.Lock()
 
     def ask(
-        self,
-        send: Send,
-        query: str,
-        texts: Sequence[str],
-        *,
-        reminder: Sequence[Message] = (),
-        server_room: int | None = None,
-    ) -> tuple[list[Message], Reply, int | None]:
+        self, send: Send, query: str, texts: Sequence[str], *, reminder: Sequence[Message] = ()
+    ) -> tuple[list[Message], Reply]:
         """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder.
 
-        Returns the prompt without the reminder, the reply, and the tokens of documents to which the server's limit led:
-        the `server_room` of the next question, or None.
+        Returns the prompt without the reminder, and the reply.
         """
-        room, attempts_left = server_room, SHRINK_ATTEMPTS
-        room_by = f"max_prompt_tokens={self.max_prompt_tokens}" if room is None else "the server"
+        room, attempts_left, room_by = None, SHRINK_ATTEMPTS, f"max_prompt_tokens={self.max_prompt_tokens}"
         while True:
             excerpts, messages = self._fit(query, texts, room, room_by, reminder)
             try:
@@ -117,16 +109,14 @@ class PromptBudget(Tokens):
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                room = server_room = max(
-                    len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts))
-                )
+                room = max(len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)))
                 room_by = "the server"
             else:
                 with self._lock:
                     for text, excerpt in zip(texts, excerpts, strict=True):
                         shortest = self._shortest.get((query, text), excerpt)
                         self._shortest[query, text] = min(excerpt, shortest, key=lambda candidate: candidate.tokens)
-                return messages, reply, server_room
+                return messages, reply
 
     def coverage(self, queries: int) -> Coverage:
         """Return the coverage of all prompts so far, by the shortest excerpt for each query and text."""

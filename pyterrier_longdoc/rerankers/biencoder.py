@@ -25,6 +25,8 @@ class BiEncoder(Reranker):
     Bi-encoders with the same checkpoint and device share their encoder and cached embeddings within a process, so
     several aggregations take the memory and the time of one.
 
+    Inherited arguments: `Reranker`.
+
     Args:
         backbone: a Hugging Face encoder that was trained to embed texts, or a folder.
         aggregation: the similarity of the `"first"` window, or the `"max"` or `"avg"` of all windows' similarities.

@@ -35,6 +35,8 @@ class MaxSim(SeparateReranker):
     Windows are encoded without the query, and their vectors are cached for all queries. The checkpoint's own prompts or
     marker tokens, query expansion, skip list, projection, normalization and lengths apply.
 
+    Inherited arguments: `SeparateReranker`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers, PyLate or Stanford's ColBERT; any other
             encoder gets a random projection to 128 features and must be trained.

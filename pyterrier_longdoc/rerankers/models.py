@@ -39,6 +39,8 @@ class FirstP(CrossEncoder):
 
     If the backbone is a cross-encoder, the scores are those of the cross-encoder. The baseline in Boytsov et al. 2025.
 
+    Inherited arguments: `CrossEncoder` and `Reranker`.
+
     Args:
         window_size: tokens of the window; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
@@ -88,6 +90,8 @@ class MaxP(SlidingReranker):
 
     By default, windows of 150 tokens with a stride of 100, as in Boytsov et al. 2025.
 
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxP("cross-encoder/ms-marco-electra-base")`
     """
@@ -102,6 +106,8 @@ class SumP(MaxP):
 
     `score = sum_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Example:
         `bm25 >> dataset.text_loader() >> ld.SumP()`
     """
@@ -114,6 +120,8 @@ class KMaxP(MaxP):
     """Scores a document by the mean or a weighted sum of its `k` best windows' scores; windows as in `MaxP`.
 
     `score = sum_i weights_i f(query, w_(i))`, over the windows sorted by score.
+
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         k: the number of windows.
@@ -144,6 +152,8 @@ class SoftMaxP(MaxP):
 
     `score = t log(mean_i exp(f(query, w_i) / t))` lies between `MaxP` and `AvgP` over the same windows.
 
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Args:
         temperature: t. Near 0, only the best window counts; for large values, all windows count the same. At 1, a
             window whose logit is 1 lower has about a third of the weight.
@@ -169,6 +179,8 @@ class Birch(KMaxP):
 
     The first-stage score is the `score` column of the input. The paper tunes `a` and `weights` by grid search; use
     `pt.GridSearch`. The window arguments of `MaxP` do not apply, because windows are sentences.
+
+    Inherited arguments: `KMaxP`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         first_stage_weight: `a`, between 0 and 1.
@@ -219,6 +231,8 @@ class AvgP(CrossEncoder):
 
     `score = mean_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
+    Inherited arguments: `CrossEncoder` and `Reranker`.
+
     Args:
         window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
@@ -246,6 +260,8 @@ class PARADE(SlidingReranker):
     """Aggregates window vectors into a document vector, which it scores (Li et al.; Boytsov et al. 2025).
 
     `score = u · aggregate_w [CLS]_w`, over the windows `w` of the document.
+
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. With a cross-encoder as backbone, the first three
@@ -335,6 +351,8 @@ class LateIR(SeparateReranker):
     The states of windows do not depend on the query and are cached. Scoring a document for another query only takes the
     interaction and the aggregation. Must be trained.
 
+    Inherited arguments: `SeparateReranker`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Args:
         backbone: encodes queries and windows separately. BERT-base in Boytsov et al. 2025.
         interaction: the transformer over the states of a query and a window.
@@ -385,6 +403,8 @@ class CEDR(AvgP):
     `AvgP`; the others must be trained. The paper trains the plain ranker first:
     `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
+    Inherited arguments: `AvgP`, `CrossEncoder` and `Reranker`.
+
     Args:
         aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
             matches).
@@ -420,6 +440,8 @@ class NeuralModel1(AvgP):
     `score = sum_q log((1 - smoothing) * mean_t T(q | t) + smoothing * background)`, over tokens.
 
     Documents are divided into disjoint chunks as in `AvgP`. Must be trained.
+
+    Inherited arguments: `AvgP`, `CrossEncoder` and `Reranker`.
 
     Args:
         smoothing: the weight of the background model.
@@ -462,6 +484,8 @@ class TKL(CrossEncoder):
     score the regions, and the best regions score the document. The model has no pre-trained transformer, is fast, and
     must be trained. Details that the paper does not specify follow the published code (matchmaker, `tkl.yaml` and
     `sigir20_tkl.py`); `TKLEncoder` and `TklHead` list the differences. `repeat` is not supported.
+
+    Inherited arguments: `CrossEncoder` and `Reranker`.
 
     Args:
         backbone: the source of the word embeddings: a text file with a word and its vector on each line, such as GloVe
@@ -572,6 +596,8 @@ class LongP(CrossEncoder):
 
     To compare it with FirstP on the same backbone, use `LongP(backbone, max_doc_len=477)` and `max_doc_len=1431`.
     Documents that exceed the backbone's maximum input length are truncated, with a warning and an entry in `coverage`.
+
+    Inherited arguments: `CrossEncoder` and `Reranker`.
 
     Args:
         backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or another encoder, plain or as a cross-encoder;

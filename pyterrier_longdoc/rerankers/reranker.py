@@ -34,7 +34,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, NotebookMixin, changes, composed, described
+from ..common.presentation import HIDDEN, NotebookMixin, changes, described
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
@@ -136,10 +136,6 @@ class Reranker(NotebookMixin, pt.Transformer):
     _sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.__doc__ = composed(cls.__doc__, *(base.__doc__ for base in cls.__bases__ if issubclass(base, Reranker)))
 
     def __post_init__(self) -> None:
         check_roles(self)

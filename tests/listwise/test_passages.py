@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, Reply, TopDown
+from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, TopDown
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
-from pyterrier_longdoc.passages.excerpts import ChosenPassages, best_passages
+from pyterrier_longdoc.passages.excerpts import best_passages
 
 from ..support import tiny
 from ..support.llm import Scripted, order, shown
@@ -31,12 +31,6 @@ def count_cats(messages) -> str:
     return " > ".join(f"[{number}]" for number, _ in documents)
 
 
-def test_preselect_causes_no_truncation_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TruncationWarning)
-        RankGPT(count_cats, preselect=ld.BM25Windows(2), windows=SENTENCES)(FRAME)
-
-
 def texts(messages) -> list[str]:
     return [text for _, text in shown(messages)]
 
@@ -50,18 +44,6 @@ def test_preselect_shows_the_best_passages_in_document_order_with_marks():
     assert d == "The train to the coast leaves at noon. [...] One cat."
     assert c == "Short."
     assert a == f"{FILLER}{FILLER}[...]"
-
-
-@pytest.mark.parametrize(
-    ("ranker", "reply"),
-    [(RankGPT, "[1] > [2]"), (ld.Pointwise, Reply("Yes", 9, 1, logprobs={"Yes": -1.0, "No": -2.0}))],
-)
-def test_the_best_passage_does_not_depend_on_the_unicode_form(ranker, reply):
-    model = Scripted(lambda _: reply)
-    text = f"{FILLER * 40}Cafe\u0301s are open. {FILLER * 10}"
-    frame = pd.DataFrame({"qid": "1", "query": "cafés", "docno": ["a", "b"], "text": [text, "no"]})
-    ranker(model, preselect=ld.BM25Windows(1), windows=SENTENCES)(frame)
-    assert "are open." in str(model.asked)
 
 
 def test_coverage_counts_what_preselect_left_out():
@@ -149,19 +131,10 @@ def test_an_excerpt_is_the_text_with_marks_for_omitted_parts(text, k, query):
     assert "".join(kept.split()) == "".join("".join(text[a:b] for a, b in passages.spans).split())
 
 
-def test_windows_that_overlap_are_shown_once():
-    passages = ChosenPassages("one two three four", [(0, 7), (4, 13)], [0, 1], is_complete=False)
-    assert passages.excerpt([0, 1]) == "one two three [...]"
-
-
 @pytest.mark.parametrize("arguments", [{"preselect": 3}, {"preselect": ld.BM25Windows(3), "windows": ld.Truncate(9)}])
 def test_wrong_selectors_are_refused(arguments):
     with pytest.raises(ValueError, match="preselect="):
         RankGPT(count_cats, **arguments)
-
-
-def test_the_selector_is_part_of_the_description():
-    assert RankGPT(ld.OpenAIBackend("m"), preselect=ld.BM25Windows(3)).describe()["arguments"]["preselect"]["k"] == 3
 
 
 def test_a_cross_encoder_can_preselect():
