@@ -243,7 +243,7 @@ CONFIGURATIONS |= {
 
 def selected(make: Callable[[], Any], cls: str, frame: pd.DataFrame, folder: Path) -> Values:
     """A choice of windows, of titled documents too, and saved with its model."""
-    sizes = {**FP32, "max_doc_len": 600, **({"window_size": 100} if cls == "FirstP" else {})}
+    sizes = {**FP32, "max_doc_len": 600}
     model = systems.make(cls, preselect=make(), explain=True, **sizes)
     values = scores_of(model, frame)
     values["loaded"], _ = score_of_a_copy(model, frame)
