@@ -290,11 +290,6 @@ OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
 
 
-def is_explanation(column: Any) -> bool:
-    """Return whether `explain=True` adds a column of this name."""
-    return column in EXPLANATION or str(column).startswith(OWN_EXPLANATION)
-
-
 def with_scores(
     inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any] | np.ndarray
 ) -> pd.DataFrame:
@@ -302,8 +297,8 @@ def with_scores(
 
     Columns that explain the scores of an earlier model are removed.
     """
-    earlier = [column for column in inp if is_explanation(column) or column in ("score", "rank", *columns)]
-    out = inp.drop(columns=earlier)
+    own = [column for column in inp if str(column).startswith(OWN_EXPLANATION)]
+    out = inp.drop(columns=["score", "rank", *EXPLANATION, *own, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)

@@ -189,7 +189,7 @@ class WindowEncoder(nn.Module):
         inputs, counts = [one for pair in pairs for one in pair.windows], [len(pair.windows) for pair in pairs]
         if needs == "cls":
             return to_dense(self.vectors(inputs, coverage), counts)
-        order = by_length(inputs)
+        order = np.argsort(list(map(len, inputs)), kind="stable").tolist()
         query_collector = QueryCollector(inputs, counts, self.settings.device)
         match_collector = None if match is None else MatchCollector(inputs, counts, match, query_collector)
         if match_collector is not None:
@@ -213,7 +213,7 @@ class WindowEncoder(nn.Module):
         """
         # Dropout makes equal inputs differ.
         unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
-        order, vectors = by_length(unique), []
+        order, vectors = np.argsort(list(map(len, unique)), kind="stable").tolist(), []
         for _, batch, states in self.passes(unique, order, coverage):
             vectors.append(self.pooled(states[-1], batch, **options))
         return torch.cat(vectors)[torch.tensor(order).argsort()[numbers]].float()
@@ -223,7 +223,8 @@ class WindowEncoder(nn.Module):
     ) -> list[torch.Tensor]:
         """Return V tensors `(T, H)`, the last layer's states in fp32 of real tokens, or of those in `kept`."""
         states: dict[int, torch.Tensor] = {}
-        for rows, batch, encoded in self.passes(inputs, by_length(inputs), coverage):
+        order = np.argsort(list(map(len, inputs)), kind="stable").tolist()
+        for rows, batch, encoded in self.passes(inputs, order, coverage):
             for row, state, real in zip(rows, encoded[-1].float(), batch.mask, strict=True):
                 length = len(inputs[row])
                 chosen = real[:length] if kept is None else torch.from_numpy(kept[row]).to(real.device)
@@ -319,11 +320,6 @@ class WindowEncoder(nn.Module):
         weights = mask.unsqueeze(-1).float()
         mean = (states * weights).sum(1) / weights.sum(1)
         return mean if self.pooling == "late" else self.representation(mean)
-
-
-def by_length(inputs: Sequence[Input]) -> list[int]:
-    """Return the indices that sort inputs by length, the shortest first."""
-    return np.argsort([len(one.ids) for one in inputs], kind="stable").tolist()
 
 
 def distinct(inputs: Sequence[Input]) -> tuple[Sequence[Input], list[int]]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, Explanation, Reading, Scored
-from ..common.frames import OWN_EXPLANATION, Text, factorize, is_explanation
+from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
 from ..common.signals import take_back_signals
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
@@ -305,7 +305,7 @@ class Model(nn.Module):
         explanations, own = [], self.encoder.explain(pairs, encoded, self.head)
         columns = set(getattr(self.encoder, "explains", ()))
         if (
-            not all(map(is_explanation, columns))
+            not all(name.startswith(OWN_EXPLANATION) for name in columns - {*EXPLANATION})
             or len(own) != len(pairs)
             or any(more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own)
         ):
