@@ -206,9 +206,8 @@ class Explanation:
     """How the windows of one document were scored.
 
     Attributes:
-        spans: characters `(start, end)` of each window in the text, or of each block in the windows of `KeyBlocks`.
-        scores: for each window (or the window of each block), the score that a document with only this window would
-            have.
+        spans: characters `(start, end)` of each window in the text.
+        scores: for each window, the score that a document with only this window would have.
         weights: the attention weight of each window; None for a head without attention.
         term_scores: each query token and its contribution to the score; None if the head does not provide it.
         extra: explanations of specific encoders, by column.

@@ -272,20 +272,22 @@ def check_text(column: pd.Series, name: str) -> None:
         raise ValueError(f"column {name!r} holds {type(other).__name__}, not text: {cure} before reranking")
 
 
-EXPLANATION = [
+EXPLANATION = (
     "window_scores",
     "window_weights",
     "window_spans",
     "best_start",
     "best_end",
     "term_scores",
-    "term_places",
+    "term_places",  # of MaxSim
     "window_tokenizer",
     "window_field",
     "window_digest",
-]
-"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain. Encoders with
-something of their own to explain add theirs."""
+)
+"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
+
+OWN_EXPLANATION = "explain_"
+"""The prefix of the columns that a user's own encoder adds to them."""
 
 
 def with_scores(
@@ -295,7 +297,8 @@ def with_scores(
 
     Columns that explain the scores of an earlier model are removed.
     """
-    out = inp.drop(columns=["score", "rank", *EXPLANATION, *columns], errors="ignore")
+    own = [column for column in inp if str(column).startswith(OWN_EXPLANATION)]
+    out = inp.drop(columns=["score", "rank", *EXPLANATION, *own, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)

@@ -22,11 +22,13 @@ from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.language import named_tokenizer
+from .backbones.architectures import InputRules
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
 from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
-from .readers import Reader
-from .tokens import Span, TokenizedText, tokenize
+from .readers import Reader, Specials
+from .readers.base import NOTHING, Room
+from .tokens import tokenize
 from .windows import WholeText, Windows
 from .words import Words
 
@@ -100,23 +102,24 @@ class ExternalScorer(ABC):
         return None
 
 
+NO_INPUT = Input(NOTHING, (0, 0), (0, 0))
+
+
 class ExternalReader(Reader):
     """Reads texts instead of token ids; tokens are only counted."""
 
     def __init__(self, encoder: ExternalEncoder, settings: Settings) -> None:
-        longest = encoder.limits.longest_input
         self.counts_words = encoder.scorer.tokenizer is None
-        self.specials = encoder.tokenizer.num_special_tokens_to_add(pair=True)
-        self.assumed = int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN)
-        super().__init__(encoder.tokenizer, settings, longest=None if longest is None else longest - SPARE_TOKENS)
+        self.assumed = int((encoder.limits.longest_input or ASSUMED_INPUT) * WORDS_PER_TOKEN)
+        super().__init__(encoder, settings)
         self.needs_offsets = True
 
-    def special_tokens(self) -> int:
-        return self.specials
+    def make_specials(self, backbone: Any) -> Specials:
+        """Return as many tokens as the tokenizer adds; they are only counted."""
+        return Specials((0,) * backbone.tokenizer.num_special_tokens_to_add(pair=True))
 
-    def room(self) -> tuple[int, int, int] | None:
-        room = self.assumed if self.counts_words else self.longest and self.longest - self.specials
-        return None if room is None else (room, room, room)
+    def room(self) -> Room | None:
+        return Room(*[self.assumed] * 3) if self.counts_words else super().room()
 
     def fit(self) -> tuple[Windows, int | None]:
         """See the base class. Windows without a size get a number of words that usually fits; a given size is kept."""
@@ -129,12 +132,8 @@ class ExternalReader(Reader):
         return windows, max_query_len
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
-        """Return an input, which is not used."""
-        raise NotImplementedError
-
-    def window_inputs(self, query: Query, document: TokenizedText, spans: list[Span]) -> list[Input]:
-        """Return no inputs, because the scorer reads texts."""
-        return []
+        """Return an empty input, because the scorer reads texts."""
+        return NO_INPUT
 
     def words(self, query: Query) -> str:
         """Return the truncated text of a query."""
@@ -148,7 +147,9 @@ class ExternalEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     is_exported = False
     computed_in = None, None
+    head_dtype = torch.float64  # so that the score of a document with one window is the scorer's
     quantized = None
+    rules = InputRules()
 
     settings: Settings
     reader: ExternalReader
@@ -162,6 +163,8 @@ class ExternalEncoder(nn.Module):
         self.scorer = scorer
         self.tokenizer = Words() if choice is None else tokenizer
         self.limits = scorer.limits()
+        longest = self.limits.longest_input
+        self.longest_input = None if longest is None else longest - SPARE_TOKENS
         self._scores: dict[bytes, float] = {}
 
     def use(self, settings: Settings, needs: str) -> None:

@@ -9,24 +9,19 @@ Shapes: P pairs, N windows, Q query vectors, T vectors of a window, E width of a
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..common.caches import MakeArrays
 from ..common.coverage import Coverage
 from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
-from ..common.store import ArrayStore
-from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder, values_of
+from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder
 from .backbones.modules import TOKENS, load_model, steps_of
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .backbones.steps import RepresentationSteps
@@ -37,11 +32,7 @@ from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .token_vectors import TokenVectors
 from .tokens import Span
-from .weights import fingerprint, seeded
-
-STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
-"""Stores the vectors of windows of this thread's run on disk in fp16, and rounds new ones, so that it does not matter
-which were stored before; None keeps them only in memory, in fp32."""
+from .weights import seeded
 
 
 @dataclass(eq=False)
@@ -193,7 +184,7 @@ class MaxSimEncoder(SeparateEncoder):
         return self.representation
 
     @property
-    def how(self) -> TokenVectors:
+    def how(self) -> TokenVectors:  # type: ignore[override]
         """The rules by which tokens get vectors, with the user's pooling."""
         how, factor = self.vectors_of, self.token_pooling
         if not factor:
@@ -216,23 +207,6 @@ class MaxSimEncoder(SeparateEncoder):
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
         how, kept = self.how, [self.vectors_of.kept(one, side) for one in inputs]
         return [how.finish(self.projection(s).float(), side) for s in self.token_states(inputs, coverage, kept)]
-
-    def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
-        store, setting = STORE.get(), (*setting, self.how)
-        if store is None or self.training or setting[0] == "query":
-            return super().remembered(keys, setting, make)
-        if not self.fingerprint:
-            self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
-        weights = self.fingerprint, values_of(self.backbone.config), self.projection.description
-        # Sorted, because a saved model's settings are loaded in the order of their names.
-        made_by = json.dumps([repr(setting), self.device.type, *weights], sort_keys=True, default=str)
-        digest = blake2b(made_by.encode(), digest_size=16).digest()
-
-        def through_store(new: list[int]) -> list[np.ndarray]:
-            stored = [blake2b(digest + keys[i], digest_size=16).digest() for i in new]
-            return store.get_or_compute(stored, lambda missing: make([new[i] for i in missing]), width=self.hidden_size)
-
-        return super().remembered(keys, (*setting, "float16"), through_store)
 
     # Comparison.
 
@@ -274,13 +248,12 @@ class MaxSimEncoder(SeparateEncoder):
     def _characters(self, pair: Inputs, n: int, vector: int) -> Span:
         """Return the characters of a vector of a pair's window, or those of the window if its tokens are pooled.
 
-        Special tokens, those of titles, and pooled ones of a window of several blocks have an empty span before the
-        window's first character.
+        Special tokens and those of titles have an empty span before the window's first character.
         """
         text, span, window = pair.text, pair.spans[n], pair.windows[n]
-        (start, end), *more = text.pieces(span)
+        start, end = text.characters(span)
         if self.how.pooling > 1:
-            return (start, start) if more else (start, end)
+            return start, end
         place = int(self.vectors_of.kept(window, "document").nonzero()[0][vector])
         token = span[1] - (window.content[1] - place)  # titles come before the window
         return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, Explanation, Reading, Scored
-from ..common.frames import Text, factorize
+from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
 from ..common.signals import take_back_signals
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, Inputs, Settings
 from .readers import Reader
 from .tokens import serialized
-from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head, warm_start
+from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
 from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
@@ -43,11 +43,6 @@ class Block:
     queries: list[str] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     rows: list[list[int]] = field(default_factory=list)  # the input rows of each pair
-
-    @property
-    def characters(self) -> int:
-        """The number of characters of all rows' texts."""
-        return sum(len(text) * len(rows) for text, rows in zip(self.texts, self.rows, strict=True))
 
 
 def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[Block]:
@@ -92,6 +87,8 @@ class Model(nn.Module):
         weight_arguments: the arguments on which the weights depend.
 
     Attributes:
+        settings: how texts are read and computed.
+        reader: turns a query and a text into inputs.
         ready: whether the scores make sense without training.
         trained: whether the weights come from `fit` or `load`, so that they must not be discarded.
         from_other_model: whether the weights come from `start_from`; `fit` then continues from them without a warning.
@@ -103,6 +100,9 @@ class Model(nn.Module):
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
     """
+
+    settings: Settings
+    reader: Reader
 
     def __init__(
         self,
@@ -159,25 +159,17 @@ class Model(nn.Module):
                 weight_arguments=weight_arguments,
             )
             random_layers = getattr(encoder_module, "has_random_layers", False)
-            model.ready = warm_start(model.head, model.initial_weights()) and not random_layers
+            start = model.initial_weights()
+            module.warm_start(start)
+            model.ready = module.ready_from(start) and not random_layers
         return model.eval()
 
     def use(self, settings: Settings) -> None:
         """Apply settings, and move the weights to their device."""
         self.encoder.use(settings, self.head.needs)
+        self.settings, self.reader = self.encoder.settings, self.encoder.reader
         self.to(self.settings.device)
-        if self.encoder.computed_in == (None, None):
-            self.double()  # so that a single window's score is the scorer's
-
-    @property
-    def settings(self) -> Settings:
-        """How texts are read and computed."""
-        return self.encoder.settings
-
-    @property
-    def reader(self) -> Reader:
-        """Turns a query and a text into inputs."""
-        return self.encoder.reader
+        self.head.to(self.encoder.head_dtype)
 
     @property
     def device(self) -> torch.device:
@@ -207,7 +199,7 @@ class Model(nn.Module):
         for block in blocks(queries, texts, characters=limit, pairs=PAIRS_PER_BLOCK):
             yield block, self.read(block.queries, block.texts, offsets=offsets)
             if bar is not None:
-                bar.update(block.characters)
+                bar.update(sum(len(text) * len(rows) for text, rows in zip(block.texts, block.rows, strict=True)))
 
     @torch.inference_mode()
     def score(
@@ -312,25 +304,26 @@ class Model(nn.Module):
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
         explanations, own = [], self.encoder.explain(pairs, encoded, self.head)
         columns = set(getattr(self.encoder, "explains", ()))
-        if len(own) != len(pairs) or any(
-            more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own
+        if (
+            not all(name.startswith(OWN_EXPLANATION) for name in columns - {*EXPLANATION})
+            or len(own) != len(pairs)
+            or any(more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own)
         ):
             raise ValueError(
                 f"{type(self.encoder).__name__}.explain must return a dictionary for each of the {len(pairs)} pairs, "
-                f"with no other keys than 'term_scores' and 'extra', and in 'extra' the columns that explains names: "
-                f"{sorted(columns)}"
+                f"with no other keys than 'term_scores' and 'extra', and in 'extra' the columns that explains names "
+                f"(now {sorted(columns)}), which must begin with {OWN_EXPLANATION!r}"
             )
         for i, (pair, more) in enumerate(zip(pairs, own, strict=True)):
             if terms is not None:
                 tokens = self.tokenizer.convert_ids_to_tokens(pair.query.ids.tolist())
                 more["term_scores"] = list(zip(tokens, terms[i].tolist(), strict=False))
-            pieces = [(n, characters) for n, span in enumerate(pair.spans) for characters in pair.text.pieces(span)]
-            windows = [n for n, _ in pieces]
+            windows = len(pair.spans)
             explanations.append(
                 Explanation(
-                    spans=[characters for _, characters in pieces],
-                    scores=[scores[i][n] for n in windows],
-                    weights=None if weights is None else weights[i, windows].tolist(),
+                    spans=list(map(pair.text.characters, pair.spans)),
+                    scores=scores[i][:windows],
+                    weights=None if weights is None else weights[i, :windows].tolist(),
                     **more,
                 )
             )

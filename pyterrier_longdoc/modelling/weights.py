@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from .heads.base import Head, WarmStart, build_head
+from .heads.base import Head, build_head
 
 HeadSpec = tuple[str, dict[str, Any]]
 """Registered name and options of a head."""
@@ -75,16 +74,6 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
         return build_head(name, hidden_size, channels=channels, **options)
 
 
-def warm_start(head: Head, start: WarmStart) -> bool:
-    """Copy the matching weights of a checkpoint to a head; return whether its scores make sense without training.
-
-    They do not if a head adds weights in its constructor but inherits `warm_start`, which leaves these weights random.
-    """
-    ready = head.warm_start(start)
-    knows_all = next("warm_start" in vars(c) for c in type(head).__mro__ if {"__init__", "warm_start"} & vars(c).keys())
-    return ready and (knows_all or all(name.startswith("final.") for name, _ in head.named_parameters()))
-
-
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     """Replace the head of a model; do nothing and return False if this would discard trained weights.
 
@@ -97,9 +86,10 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     elif model.trained:
         return False
     else:
+        start = model.initial_weights()
         with seeded(seed):
-            ready = warm_start(new, model.initial_weights())
-        model.ready = ready and not getattr(model.encoder, "has_random_layers", False)
+            new.warm_start(start)
+        model.ready = new.ready_from(start) and not getattr(model.encoder, "has_random_layers", False)
     model.head, model.head_spec = new, head
     model.eval()
     return True
@@ -154,9 +144,10 @@ def _start_head(model: Any, other: Any) -> None:
         model.ready = other.ready
         return
     start = replace(model.initial_weights(), final=getattr(old, "final", None))
-    # A head that takes over a checkpoint's last layer has one for the same vectors.
-    if copy.deepcopy(old).warm_start(start):
-        model.ready = warm_start(new, start) and other.ready
+    # A head that makes sense with a checkpoint's last layer has one for the same vectors.
+    if old.ready_from(start):
+        new.warm_start(start)
+        model.ready = new.ready_from(start) and other.ready
 
 
 def _different(module: nn.Module, other: nn.Module) -> list[str]:

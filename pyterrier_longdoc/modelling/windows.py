@@ -83,8 +83,7 @@ class Windows(ReprMixin, ABC):
                 )
             if start < stop:
                 spans.append((start, stop))
-        spans = spans or [(0, 0)]
-        return self._select(spans, tokens)
+        return self._select(spans or [(0, 0)], tokens)
 
     @abstractmethod
     def spans(self, tokens: Any) -> list[Span]:

@@ -23,10 +23,8 @@ from ..modelling.external import ExternalScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
-from ..modelling.tkl import TKLEncoder
 from ..modelling.weights import HeadSpec, seeded_head
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
-from ..modelling.word_vectors import load_word_backbone
 from ..training import TrainingArgs
 from .cross_encoder import CrossEncoder
 
@@ -339,7 +337,10 @@ class SeparateReranker(SlidingReranker):
 
     def check(self) -> None:
         super().check()
-        _check_separate(self, suits=not resolve_layout(self.layout).shared_budget)
+        self.refuse("pooling", why="looks at the states of all tokens")
+        self.refuse("template", why="reads query and text separately")
+        if resolve_layout(self.layout).shared_budget:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here each is an input")
 
 
 @dataclass(eq=False, repr=False)
@@ -471,99 +472,6 @@ class NeuralModel1(AvgP):
         super().check()
         self.refuse("pooling", why="looks at the states of all tokens")
         seeded_head(self.head_spec(), 1, self.seed)
-
-
-@dataclass(eq=False, repr=False)
-class TKL(CrossEncoder):
-    """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
-
-    `score = sum_i v_i s(query, region_(i))`, over the best regions of the document and their neighbours.
-
-    Each window is contextualized together with a few tokens on either side, and mixed with the plain embeddings.
-    Gaussian kernels count soft matches with the query in regions that slide over the whole document. Saturated counts
-    score the regions, and the best regions score the document. The model has no pre-trained transformer, is fast, and
-    must be trained. Details that the paper does not specify follow the published code (matchmaker, `tkl.yaml` and
-    `sigir20_tkl.py`); `TKLEncoder` and `TklHead` list the differences. `repeat` is not supported.
-
-    Inherited arguments: `CrossEncoder` and `Reranker`.
-
-    Args:
-        backbone: the source of the word embeddings: a text file with a word and its vector on each line, such as GloVe
-            (42B tokens and 300 dimensions in the paper), or a Hugging Face model, whose embedding table is used. The
-            embeddings are trained and saved with the model.
-        window_size: tokens that are contextualized together. Other `windows` must be disjoint.
-        overlap: the number of tokens on either side that a window also sees.
-        layers: the number of transformer layers.
-        attention_heads: of each layer; None for the largest number up to 10 that divides the width of the embeddings.
-        feed_forward: the number of units of each layer's feed-forward network.
-        region_size: tokens in a region.
-        region_stride: tokens from one region's start to the next one's.
-        best_regions: the number of regions that score the document, each with two neighbours on either side.
-        max_doc_len: 2,000 as published; 4,000 in BeST's table.
-        max_query_len: 30 as published.
-        training: the recipe for `fit`; None for `TrainingArgs(loss="ranknet")`. The published code in effect trains all
-            weights at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps.
-            Use higher rates for small collections.
-
-    Example:
-        `(bm25 >> dataset.text_loader() >> ld.TKL("glove.42B.300d.txt")).fit(topics, qrels)`
-    """
-
-    head_name: ClassVar[str] = "tkl"
-    _sized_by: ClassVar[str] = "window_size"
-    papers: ClassVar[tuple[str, ...]] = ("hofstatter-2020-local",)
-
-    _: KW_ONLY
-    window_size: int = argument(40, role="windows", at_least=1)
-    overlap: int = argument(5, role="weights", at_least=0)
-    layers: int = argument(2, role="weights", at_least=1)
-    attention_heads: int | None = argument(None, role="weights", at_least=1)
-    feed_forward: int = argument(300, role="weights", at_least=1)
-    region_size: int = argument(30, role="head", at_least=1)
-    region_stride: int = argument(2, role="head", at_least=1, at_most="region_size")
-    best_regions: int = argument(3, role="head", at_least=1)
-
-    encoder_class: ClassVar[type[WindowEncoder]] = TKLEncoder
-
-    def default_windows(self) -> Windows:
-        return GreedyChunks(self.window_size)
-
-    def head_spec(self) -> HeadSpec:
-        return "tkl", arguments_of(self, "head")
-
-    def load_backbone(self) -> Backbone:
-        return load_word_backbone(
-            str(self.backbone),
-            overlap=self.overlap,
-            layers=self.layers,
-            attention_heads=self.attention_heads,
-            feed_forward=self.feed_forward,
-            trust_remote_code=self.trust_remote_code,
-        )
-
-    def default_training(self) -> TrainingArgs:
-        return TrainingArgs(loss="ranknet")
-
-    def check(self) -> None:
-        super().check()
-        _check_separate(self, suits=not resolve_layout(self.layout).is_for_pairs)
-        if self.repeat is not None:
-            raise ValueError(f"repeat={self.repeat!r} has no place in TKL, which joins windows: omit it")
-        windows = self.make_windows()
-        if windows.overlaps:
-            raise ValueError(
-                f"windows={windows!r} overlap, so that TKL would count tokens twice: give disjoint ones, such as "
-                f"GreedyChunks(40), and overlap={self.overlap} for what they see of their neighbours"
-            )
-        seeded_head(self.head_spec(), 1, self.seed)
-
-
-def _check_separate(model: CrossEncoder, *, suits: bool) -> None:
-    """Refuse arguments of models that read query and text together; `suits` tells whether the layout does."""
-    model.refuse("pooling", why="looks at the states of all tokens")
-    model.refuse("template", why="reads query and text separately")
-    if not suits:
-        raise ValueError(f"layout={model.layout!r} is for a query and a text in one input: here each is an input")
 
 
 PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {

@@ -52,7 +52,7 @@ def results_of(dataset: Any, queries: int, skip: int, file: Path) -> pd.DataFram
     texts = {str(docno): str(row["text"]) for docno, row in dataset.documents.items()}
     run = candidates(texts, test.iloc[skip : skip + queries], DEPTH).rename(columns={"score": "bm25"})
     model = ld.MaxP.load("longdoc:maxp", dtype="float32", explain=True)
-    selector = ld.BM25Windows.from_texts(texts.values(), 1)
+    selector = ld.BM25Windows(1)
     kept = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     done = {json.loads(line)["qid"] for line in kept}
     left = [qid for qid in run["qid"].unique() if qid not in done]

@@ -39,7 +39,7 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
         (lambda: ld.MaxP(layout="shared"), "shared_budget"),
         (lambda: ld.CEDR(layout="shared"), "shared_budget"),
         (lambda: ld.FirstP(layout="shared", windows=ld.SentenceWindows()), "shared_budget"),
-        (lambda: ld.FirstP(layout="shared", preselect=ld.KeyBlocks(ld.BM25Windows(2))), "preselect"),
+        (lambda: ld.FirstP(layout="shared", preselect=ld.BM25Windows(2)), "preselect"),
         (lambda: ld.FirstP(layout="shared", text_field=("title", "text"), repeat="title"), "repeat"),
         (lambda: ld.LateIR(**ONE), "layout='shared'"),
     ],

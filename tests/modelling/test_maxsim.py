@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import sys
 from pathlib import Path
 
@@ -14,8 +13,6 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.common.store import ArrayStore
-from pyterrier_longdoc.modelling.model import Model
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
 from ..support import tiny
@@ -23,7 +20,6 @@ from ..support.invariance import assert_independent
 from ..support.scorers import Passes
 from ..support.sentence_transformers import LATE_INTERACTION, theirs
 from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
-from ..support.threads import Interleaved
 from ..support.tiny import LONG, change, frame
 
 pytestmark = QUIET
@@ -121,7 +117,7 @@ def test_batch_padding_and_order_change_no_score(name):
     "arguments",
     [
         *({"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}, {"stride": 10}),
-        *({"token_pooling": float("inf")}, {"token_pooling": float("nan")}, {"vector_cache": 5}),
+        *({"token_pooling": float("inf")}, {"token_pooling": float("nan")}),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(arguments):
@@ -181,99 +177,22 @@ def test_a_query_and_a_text_of_the_same_words_have_their_own_vectors(tmp_path):
     assert scores(ld.MaxSim(folder), frame([text], [text])).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_relative_path_of_the_vector_cache_is_resolved_when_it_is_given(tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    model = ld.MaxSim(PLAIN, window_size=20, vector_cache="vectors")
-    monkeypatch.chdir("elsewhere")
-    model(ROWS)
-    assert (tmp_path / "vectors").is_file()
-
-
-def test_vectors_on_disk_give_later_models_exactly_the_same_scores(tmp_path):
-    arguments = {"window_size": 20, "vector_cache": tmp_path / "deeper" / "vectors"}
-    rows = frame(QUERIES, [LONG, "a dog", ""])
-    first = scores(ld.MaxSim(PLAIN, **arguments), rows)
-    exact = scores(ld.MaxSim(PLAIN, window_size=20), rows)
-    np.testing.assert_allclose(first, exact, atol=2e-3)
-    assert (first != exact).any()
-    forget_embeddings()
-    again = ld.MaxSim(PLAIN, **arguments)
-    passes = Passes(again.model)
-    for _ in range(2):  # from the file, and from memory
-        np.testing.assert_array_equal(scores(again, rows), first)
-        assert passes.windows == len(QUERIES)
-
-
-@pytest.mark.parametrize("difference", ["weights", "architecture", "token_pooling"])
-def test_vectors_on_disk_are_not_used_by_another_model(difference, tmp_path):
-    folder, cached = copy_of(PLAIN, tmp_path), {"vector_cache": tmp_path / "vectors"}
-    before = scores(ld.MaxSim(folder, **cached), ROWS)
-    stored = len(ArrayStore(tmp_path / "vectors", 10**9))
-    forget_embeddings()
-    if difference == "architecture":
-        change(folder / "config.json", hidden_act="relu")
-    model = ld.MaxSim(folder, token_pooling=2 if difference == "token_pooling" else None, **cached)
-    if difference == "weights":
+@pytest.mark.parametrize("difference", ["weights", "token_pooling"])
+def test_vectors_in_memory_are_not_used_after_a_change(difference):
+    model = ld.MaxSim(PLAIN, window_size=20)
+    before = scores(model, ROWS)
+    passes = Passes(model.model)
+    np.testing.assert_array_equal(scores(model, ROWS), before)
+    assert not passes.windows
+    if difference == "token_pooling":
+        model.token_pooling = 2
+    else:
         with torch.no_grad():
             model.model.encoder.representation[0].linear.weight.mul_(1.1)
     found = scores(model, ROWS)
-    assert len(ArrayStore(tmp_path / "vectors", 10**9)) == 2 * stored
+    forget_embeddings()
+    np.testing.assert_array_equal(scores(model, ROWS), found)
     assert np.abs(found - before).max() > 1e-4
-    exact = model.model.score(ROWS["query"].tolist(), ROWS["text"].tolist()).scores
-    np.testing.assert_allclose(found, exact, atol=2e-3)
-
-
-def test_two_threads_can_share_a_vector_cache(tmp_path, monkeypatch):
-    rows, shared = frame(QUERIES, [LONG, "a dog"]), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
-    alone = scores(ld.MaxSim(PLAIN, vector_cache=tmp_path / "alone"), rows)
-    assert np.abs(alone - scores(ld.MaxSim(PLAIN), rows)).max() > 1e-5  # rounded vectors make a difference
-    forget_embeddings()
-    threads = Interleaved().before(monkeypatch, Model, "encode")
-    for found in threads.run(lambda: scores(shared, rows), lambda: scores(shared, rows)):
-        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-6)
-
-
-def test_the_vector_cache_on_disk_keeps_its_limit_and_drops_the_oldest(tmp_path):
-    made = []
-
-    def get_or_compute(store, numbers):
-        def make(new):
-            made.append(len(new))
-            return [np.full((10, 4), numbers[i], np.float16) for i in new]  # 80 bytes each
-
-        return store.get_or_compute([bytes([number]) for number in numbers], make, width=4)
-
-    store = ArrayStore(tmp_path / "vectors", 3000)
-    for number in range(50):
-        get_or_compute(store, [number])
-    assert len(store) == 3000 // 80
-    made.clear()
-    assert [array[0, 0] for array in get_or_compute(store, range(20, 50))] == list(range(20, 50))
-    assert not made
-    get_or_compute(store, [0, 1])
-    assert made == [2]
-    too_small = ArrayStore(tmp_path / "other", 79)
-    assert get_or_compute(too_small, [0])[0].shape == (10, 4)
-    assert len(too_small) == 0
-
-
-@pytest.mark.parametrize("value", ["X''", "X'00'", "substr(value, 1, size / 2)", "'text'", "NULL"])
-def test_damaged_vectors_name_the_file_and_the_cure(value, tmp_path):
-    file = tmp_path / "vectors"
-    ld.MaxSim(PLAIN, vector_cache=file)(ROWS)
-    with sqlite3.connect(file) as connection:
-        connection.execute(f"UPDATE arrays SET value = {value}")
-    forget_embeddings()
-    with pytest.raises(ValueError, match=rf"cache .*{file.name}' is damaged: delete it"):
-        ld.MaxSim(PLAIN, vector_cache=file)(ROWS)
-
-
-def test_scores_in_a_score_cache_are_of_rounded_vectors_or_of_exact_ones(tmp_path):
-    cache = {"score_cache": tmp_path / "scores", "window_size": 20}
-    exact, rounded = ld.MaxSim(PLAIN, **cache), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors", **cache)
-    assert (scores(exact, ROWS) != scores(rounded, ROWS)).any()
-    np.testing.assert_array_equal(scores(exact, ROWS), scores(ld.MaxSim(PLAIN, window_size=20), ROWS))
 
 
 # Pooled tokens.
@@ -351,14 +270,6 @@ def test_the_place_of_a_pooled_token_is_its_window():
     assert {(start, end) for _, start, end, _ in row.term_places} <= set(row.window_spans)
 
 
-def test_pooled_tokens_of_several_blocks_have_no_place():
-    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_sentences=1))
-    model = ld.MaxSim(POOLED, window_size=30, preselect=blocks, explain=True)
-    row = model(frame(["old dog"], ["An old dog. The cat in the rain. The old dog."])).iloc[0]
-    assert len(row.window_spans) == 2
-    assert all(start == end for _, start, end, _ in row.term_places)
-
-
 def test_only_the_best_window_counts_with_max():
     row = ld.MaxSim(PLAIN, window_size=20, aggregation="max", explain=True)(frame(["old dog"], [LONG])).iloc[0]
     assert row.score == pytest.approx(max(row.window_scores), abs=1e-6)
@@ -384,25 +295,10 @@ def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path):
     model = ld.MaxSim(LATE_INTERACTION / name, window_size=30, token_pooling=2)
     rows = frame(QUERIES, [LONG, "A dog, a Cat!"])
     expected = scores(model, rows)
-    model.vector_cache = tmp_path / "vectors"
-    rounded = scores(model, rows)
     loaded = reloaded(model, tmp_path / "model")
     assert loaded.model.ready
     assert loaded.model.reader.describe() == model.model.reader.describe()
     np.testing.assert_allclose(scores(loaded, rows), expected, **CLOSE)
-    loaded.vector_cache = model.vector_cache
-    forget_embeddings()
-    passes = Passes(loaded.model)
-    np.testing.assert_array_equal(scores(loaded, rows), rounded)
-    assert passes.windows == len(QUERIES)  # all windows are in the file
-
-
-def test_validation_does_not_write_to_the_vector_cache(plain_encoder, results, tmp_path):
-    model = ld.MaxSim(plain_encoder, window_size=20, training=STEPS, vector_cache=tmp_path / "vectors")
-    model.fit(results, QRELS, results, QRELS)
-    assert not (tmp_path / "vectors").exists()
-    model(results)
-    assert (tmp_path / "vectors").exists()
 
 
 def test_start_from_another_kind_of_model_takes_over_the_encoder_only(plain_encoder, results):
@@ -418,11 +314,6 @@ def test_start_from_another_kind_of_model_takes_over_the_encoder_only(plain_enco
 
 
 # With other parts of the package.
-
-
-def test_maxsim_windows_refuses_other_models(cross_encoder):
-    with pytest.raises(ValueError, match="MaxSim"):
-        ld.MaxSimWindows(2, ld.MaxP(cross_encoder))
 
 
 def test_show_marks_the_best_matches():
@@ -470,14 +361,6 @@ def test_a_saved_model_is_loaded_without_the_library_of_its_checkpoint(tmp_path,
 
 def test_skips_in_may_be_a_string():
     assert TokenVectors(skips_in="query").skips_in == ("query",)
-
-
-def test_only_transform_uses_rounded_vectors_of_the_cache(tmp_path):
-    model = ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
-    rounded = scores(model, ROWS)
-    exact = model.model.score(ROWS["query"].tolist(), ROWS["text"].tolist()).scores
-    np.testing.assert_allclose(exact, scores(ld.MaxSim(PLAIN), ROWS), **CLOSE)
-    assert np.abs(exact - rounded).max() > 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

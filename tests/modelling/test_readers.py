@@ -19,7 +19,7 @@ from pyterrier_longdoc.modelling.late_interaction import LateReader
 from pyterrier_longdoc.modelling.layout import LAYOUTS
 from pyterrier_longdoc.modelling.readers import (
     PaddedReader,
-    PairReader,
+    Reader,
     SeparateReader,
     Specials,
     TemplateReader,
@@ -146,11 +146,11 @@ TRAIL = Template.of("{query} fish {text}")
     ("make", "windows", "query", "expected"),
     [
         # One input: 128 tokens, three of them special.
-        (PairReader, GreedyChunks(), 8, (8, 117)),
-        (PairReader, SLIDING, 8, (8, 40)),
-        (PairReader, SLIDING, None, (85, 40)),
-        (PairReader, GreedyChunks(), None, (31, 94)),  # a quarter for queries
-        (PairReader, WholeText(), None, (31, 94)),
+        (Reader, GreedyChunks(), 8, (8, 117)),
+        (Reader, SLIDING, 8, (8, 40)),
+        (Reader, SLIDING, None, (85, 40)),
+        (Reader, GreedyChunks(), None, (31, 94)),  # a quarter for queries
+        (Reader, WholeText(), None, (31, 94)),
         # [CLS], [SEP] and the template's word.
         (lambda _, s: TemplateReader(backbone(template=TRAIL), s), GreedyChunks(), 8, (8, 128 - 8 - 3)),
         # Inputs of their own: two special tokens, and the prefixes of queries and of windows.
@@ -162,8 +162,8 @@ TRAIL = Template.of("{query} fish {text}")
         (lambda *a: SeparateReader(*a, lengths=(20, 60)), GreedyChunks(), None, (18, 58)),
         (lambda *a: SeparateReader(*a, lengths=(20, 60)), GreedyChunks(70), 30, (30, 70)),
         # Nothing limits it.
-        (lambda _, s: PairReader(backbone(None), s), GreedyChunks(), None, (None, 477)),
-        (lambda _, s: PairReader(backbone(None), s), SentenceWindows(), 8, (8, None)),
+        (lambda _, s: Reader(backbone(None), s), GreedyChunks(), None, (None, 477)),
+        (lambda _, s: Reader(backbone(None), s), SentenceWindows(), 8, (8, None)),
         # A limit on both, of an interaction: 100 vectors beside ten of special tokens.
         (lambda _, s: LateReader(backbone(vectors=110), s), GreedyChunks(), 8, (8, 92)),
         (lambda _, s: LateReader(backbone(vectors=110), s), SLIDING, None, (60, 40)),
@@ -184,14 +184,14 @@ def test_queries_and_windows_share_the_longest_input(make, windows, query, expec
 @pytest.mark.parametrize(
     ("make", "arguments", "name"),
     [
-        (PairReader, {"max_query_len": 125}, "max_query_len=125"),
+        (Reader, {"max_query_len": 125}, "max_query_len=125"),
         (SeparateReader, {"max_query_len": 127}, "max_query_len=127"),
         (lambda _, s: LateReader(backbone(vectors=110), s), {"max_query_len": 100}, "max_query_len=100"),
-        (PairReader, {"windows": SlidingWindows(118, 60)}, "117 document tokens"),
-        (PairReader, {"windows": SlidingWindows(127, 60), "max_query_len": None}, "document tokens"),
+        (Reader, {"windows": SlidingWindows(118, 60)}, "117 document tokens"),
+        (Reader, {"windows": SlidingWindows(127, 60), "max_query_len": None}, "document tokens"),
         (SeparateReader, {"windows": SlidingWindows(127, 60)}, "126 document tokens"),
-        (PairReader, {"windows": SlidingWindows(108, 60), "repeat_tokens": 10}, "repeat_tokens"),
-        (PairReader, {"repeat_tokens": 117}, "lower repeat_tokens"),
+        (Reader, {"windows": SlidingWindows(108, 60), "repeat_tokens": 10}, "repeat_tokens"),
+        (Reader, {"repeat_tokens": 117}, "lower repeat_tokens"),
         (lambda *a: SeparateReader(*a, prefixes=("a " * 130, "")), {}, "query_prefix="),
         (lambda *a: SeparateReader(*a, prefixes=("", "a " * 130)), {}, "passage_prefix="),
         (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),

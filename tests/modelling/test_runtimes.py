@@ -142,7 +142,6 @@ def longformer(folder) -> ld.LongP:
 
 WITHOUT_EXPORT = {
     "CEDR": (lambda folder: make("CEDR-knrm"), "all layers"),
-    "TKL": (lambda folder: make("TKL"), "not exported"),
     "Longformer": (longformer, "longformer"),
 }
 """Models, and why they are not exported."""
@@ -228,7 +227,7 @@ def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, c
     assert len(exports) == 1
 
 
-@pytest.mark.parametrize("selector", ["EmbeddingWindows", "MaxSimWindows", "CrossEncoderWindows"])
+@pytest.mark.parametrize("selector", ["EmbeddingWindows", "CrossEncoderWindows"])
 def test_openvino_is_chosen_for_the_model_of_a_selector(selector, cross_encoder, results, can_export, exports):
     ld.MaxP(cross_encoder, preselect=SELECTORS[selector](1), runtime="torch", **SLIDING)(results)
     assert len(exports) == 1

@@ -412,7 +412,7 @@ def test_the_same_seed_gives_the_same_random_layers():
     assert not torch.isclose(first, other).any()
 
 
-@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "TKL"])
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
 def test_start_from_takes_over_all_weights(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
@@ -502,8 +502,7 @@ def test_compress_stores_changes_of_full_rank_in_int8():
     assert (error.abs() <= change["matrix"].abs().amax(1, keepdim=True) / 254 + 1e-6).all()
 
 
-# TKL has no pre-trained layers, but for a table of words.
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, sorted({*TRAINABLE} - {"LateIR", "MaxSim", "TKL"})))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, sorted({*TRAINABLE} - {"LateIR", "MaxSim"})))
 def test_save_adapter_stores_the_difference_to_the_backbone(name, results, tmp_path):
     model = make(name, training=LORA).fit(results, QRELS)
     model.save_adapter(tmp_path)

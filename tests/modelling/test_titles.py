@@ -113,7 +113,7 @@ def test_the_longest_query_title_and_window_fit_the_input(cross_encoder):
     assert np.isfinite(scores(model, row)).all()
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [name for name in CONTRACT if name != "TKL"]))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CONTRACT))
 def test_every_family_reads_titles(name, results):
     titled, plain = make(name, **TITLED), make(name)
     short = results[results["docno"] != "d1"]  # LongP's one window leaves room for titles

@@ -338,17 +338,6 @@ def test_windows_that_preselect_left_out_are_not_evidence(results):
     ]
 
 
-def test_text_between_key_blocks_is_not_evidence():
-    text = f"a red fish {'the cat in the rain and ' * 6}a red fish"
-    results = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": [text]})
-    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.GreedyChunks(3))
-    model = make("FirstP", preselect=blocks, explain=True)
-    out = (model >> ld.Evidence(60))(results).iloc[0]
-    assert out["text"] == "a red fish [...] a red fish"
-    assert out["evidence_spans"] == [(0, 10), (len(text) - 10, len(text))]
-    assert model.coverage.tokens_read == 6
-
-
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max", "Birch", "MaxSim"])
 def test_tokens_are_counted_by_the_tokenizer_of_the_model(name, results):
     model = make(name, explain=True)

@@ -76,14 +76,6 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"pooling": "cls"}, "pooling"),
         *(({"self_translation": value}, "self_translation") for value in (0.0, 1.0, -0.5)),
     ],
-    ld.TKL: [
-        ({"region_stride": 31}, "region_stride"),
-        ({"pooling": "cls"}, "pooling"),
-        ({"template": "plain"}, "template"),
-        ({"layout": "padded"}, "layout"),
-        (TITLED, "repeat"),
-        ({"windows": ld.SlidingWords(40, 30), "overlap": 2}, "windows"),
-    ],
 }
 
 
@@ -95,7 +87,7 @@ def test_wrong_arguments_are_refused_by_name(cls, arguments, word):
         cls(**{"backbone": "any/model", **arguments})
 
 
-@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "TKL"])
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
 def test_arguments_are_checked_again_at_transform(name, results, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for argument, value in (("batch_size", 0), ("backbone", "/no/such/folder")):

@@ -215,14 +215,6 @@ def test_sentence_marks_count_as_tokens(longformer):
     assert (model.coverage.tokens_read, model.coverage.cut) == (8, {"max_doc_len=8": 9})
 
 
-def test_preselected_sentences_keep_their_marks(longformer):
-    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_tokens=20, max_sentences=1))
-    model = ld.LongP(longformer, global_attention="sentences", preselect=blocks, max_query_len=8, device="cpu")
-    _, ids = global_positions(model, "red dog", SENTENCES)
-    shown = model.model.tokenizer.decode(ids[: ids.index(0)])
-    assert shown == "[CLS] red dog [SEP] [SEP] [CLS] a red fish . [CLS] the dog [SEP]"
-
-
 def test_a_model_with_sentence_marks_scores_the_same_in_any_batch_and_after_loading(longformer, tmp_path):
     arguments = {"global_attention": "sentences", "attention_window": 8, "max_query_len": 8, "device": "cpu"}
     model, texts = ld.LongP(longformer, **arguments), tiny.longer_results()

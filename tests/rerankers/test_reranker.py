@@ -264,7 +264,7 @@ WORDS = "snow in the city " * 10
     ("name", "arguments", "cut_by"),
     [
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, []),
-        ("MaxP", {"preselect": ld.KeyBlocks(ld.FirstK(1), blocks=ld.SlidingWindows(10, 10))}, []),
+        ("MaxP", {"preselect": ld.FirstK(1), "window_size": 10, "stride": 10}, []),
         ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, []),
         ("MaxP", {"max_doc_len": 30}, ["max_doc_len=30"]),
         ("MaxP", {"max_doc_len": 30, "max_windows": 1}, ["max_doc_len=30"]),

@@ -13,7 +13,7 @@ from ..inputs import Input, Inputs, Query, Settings
 from ..templates import prefix_tokens
 from ..tokens import TokenizedText
 from ..windows import Windows
-from .base import NOTHING, Reader, Specials
+from .base import NOTHING, Reader, Room, Specials
 
 
 class SeparateReader(Reader):
@@ -35,26 +35,23 @@ class SeparateReader(Reader):
         prefixes: tuple[str, str] = ("", ""),
         lengths: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        self.longest, self.lengths = backbone.longest_input, lengths
-        (self.query_specials, self.query_lead), (self.specials, self.text_lead) = self.make_specials(backbone, prefixes)
-        super().__init__(backbone.tokenizer, settings, longest=backbone.longest_input, rules=backbone.rules)
+        self.prefixes, self.lengths = prefixes, lengths
+        super().__init__(backbone, settings)
 
-    def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
-        """Return the special tokens around queries and around windows, and the white space before each."""
-        found = [specials_of_text(backbone, prefix) for prefix in prefixes]
-        for name, prefix, (specials, _) in zip(("query_prefix", "passage_prefix"), prefixes, found, strict=True):
+    def make_specials(self, backbone: Any) -> Specials:
+        """Return the special tokens around windows; set those around queries, and the white space before both."""
+        found = [specials_of_text(backbone, prefix) for prefix in self.prefixes]
+        for name, prefix, (specials, _) in zip(("query_prefix", "passage_prefix"), self.prefixes, found, strict=True):
             if self.longest is not None and len(specials) >= self.longest:
                 raise ValueError(f"{name}={prefix!r} fills the backbone's {self.longest} tokens")
-        return found
+        (self.query_specials, self.query_lead), (specials, self.text_lead) = found
+        return specials
 
-    def special_tokens(self) -> int:
-        return len(self.specials)
-
-    def room(self) -> tuple[int, int, int] | None:
+    def room(self) -> Room | None:
         if self.longest is None:
             return None
         query, window = self.longest - len(self.query_specials), self.longest - len(self.specials)
-        return query, window, query + window
+        return Room(query, window, query + window)
 
     def asked(self) -> tuple[Windows, int | None]:
         """See the base class; the checkpoint's lengths apply if no argument gives a size."""
@@ -96,7 +93,7 @@ class SeparateReader(Reader):
         ]
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "specials": [asdict(self.query_specials), asdict(self.specials)]}
+        return {**super().describe(), "query_specials": asdict(self.query_specials)}
 
 
 def specials_of_text(backbone: Any, prefix: str = "") -> tuple[Specials, str]:

@@ -10,13 +10,13 @@ from ...common.coverage import Reading
 from ..inputs import Inputs, Query, Settings
 from ..layout import layout_name
 from ..tokens import TokenizedText
-from .pair import PairReader
+from .base import Reader
 
 PUBLISHED_SPECIALS = 3
 """The special tokens in the limit, even if the tokenizer adds another number (Llama's: two)."""
 
 
-class SharedReader(PairReader):
+class SharedReader(Reader):
     """Reads up to `max_query_len` + `max_doc_len` + 3 tokens, special ones included; the longer one is truncated first.
 
     A query is not truncated to `max_query_len`, and after a short one the text may be longer.
