@@ -55,7 +55,7 @@ class TKLEncoder(WindowEncoder):
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
-    is_exported = False
+    supports_openvino = False
 
     build_backbone = staticmethod(build_word_backbone)
 
