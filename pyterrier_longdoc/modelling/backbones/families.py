@@ -8,7 +8,7 @@ its longest input and its number of segments, and transformers its implementatio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -65,7 +65,7 @@ class Family:
     positions: str = ""
     counts_from_padding: bool = False
     rules: type[InputRules] = InputRules
-    arguments: Mapping[str, Any] = MappingProxyType({})
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     in_transformers: bool = True
     supports_openvino: bool = False
@@ -92,9 +92,7 @@ _ROBERTA = Head("classifier.out_proj", "classifier.dense", "tanh", "classifier.d
 _DEBERTA = Head(dense="pooler.dense", activation="pooler_hidden_act", dropout="pooler.dropout")
 _FROM_PADDING: dict[str, Any] = {"positions": "learned", "counts_from_padding": True}
 
-DECODER = Family(
-    "decoder", Head("score"), pooling="last", kind="decoder", arguments=MappingProxyType({"use_cache": False})
-)
+DECODER = Family("decoder", Head("score"), pooling="last", kind="decoder", arguments={"use_cache": False})
 """All left-to-right language models without a row of their own (Llama, Mistral, Qwen, Gemma, Phi, OLMo, OPT, ...): only
 the last token attends to the whole input, and only generation needs a cache."""
 
@@ -134,7 +132,7 @@ _ROWS = (
     ),
     # JINA-v2 and MosaicBERT, see `alibi.py`.
     Family("alibi-bert", _BERT, positions="linear biases", in_transformers=False, papers=("press-2022-train",)),
-    *(Family(name, pooling="cls", kind="encoder-decoder", positions="relative") for name in ("t5", "mt5", "umt5")),
+    *(Family(name, kind="encoder-decoder", positions="relative") for name in ("t5", "mt5", "umt5")),
     # Encoders without a head that can be used; see `counts_from_padding`.
     *(
         Family(name, counts_from_padding=True)
