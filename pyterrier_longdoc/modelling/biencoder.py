@@ -44,7 +44,7 @@ class SpreadReader(SeparateReader):
     """
 
     def __init__(self, backbone: Backbone, settings: Settings, step: int, **options: Any) -> None:
-        kind, longest = backbone.family, backbone.longest_input
+        kind, longest = backbone.family.name, backbone.longest_input
         if kind != "bert" or longest is None or longest < step:
             raise ValueError(
                 f"position_step={step} needs a BERT with interpolated position embeddings, such as E5-4K; this "
@@ -96,10 +96,10 @@ class EmbeddingEncoder(WindowEncoder):
         super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
         self.shared = shared
         self.own_pooling = pooling or ("mean" if shared.after is None else None)
-        self.modules_after = shared.after
+        self.pooling_modules = shared.after
         if pooling and shared.after is not None:
-            self.modules_after = copy.deepcopy(shared.after)
-            for module in self.modules_after.modules():
+            self.pooling_modules = copy.deepcopy(shared.after)
+            for module in self.pooling_modules.modules():
                 if hasattr(module, "pooling_mode"):
                     module.pooling_mode = pooling
         self.similarity = similarity or defaults.similarity or SIMILARITIES[0]
@@ -171,7 +171,7 @@ class EmbeddingEncoder(WindowEncoder):
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
 
     def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:
-        if self.modules_after is None:
+        if self.pooling_modules is None:
             return super().pooled(states, batch)
         prompt_length = self.prompt_lengths[0 if side == "query" else 1]
         features = {
@@ -181,7 +181,7 @@ class EmbeddingEncoder(WindowEncoder):
             "modality": "text",
             **({} if prompt_length is None else {"prompt_length": prompt_length}),
         }
-        vectors: torch.Tensor = self.modules_after(features, task=side)[VECTOR]
+        vectors: torch.Tensor = self.pooling_modules(features, task=side)[VECTOR]
         return vectors
 
 

@@ -59,7 +59,7 @@ class WindowEncoder(nn.Module):
     """
 
     block_characters = BLOCK_CHARACTERS
-    is_exported = True
+    supports_openvino = True
     """Whether runtimes other than torch can compute the backbone."""
     starts_neutral: ClassVar[bool] = False
     """Whether additional layers have no effect before training, so that scores make sense."""
@@ -120,7 +120,7 @@ class WindowEncoder(nn.Module):
         elif name != self.runtime.name:
             self.runtime = self.make_runtime(name)
         reader = self.make_reader(settings)
-        has_template = self.origin.template is not None or self.origin.options.prompt
+        has_template = self.origin.template is not None or self.origin.prompt
         for name, ignored in (
             ("layout", settings.layout.is_for_pairs and not reader.follows_layout),
             ("template", has_template and not reader.follows_template),

@@ -126,7 +126,7 @@ class ExternalReader(Reader):
         if not self.counts_words:
             return super().fit()
         windows, max_query_len = self.asked()
-        has_size = windows.within(sys.maxsize) == windows
+        has_size = windows.resized(sys.maxsize) == windows
         if not has_size and not (self.longest is None and isinstance(windows, WholeText)):
             windows, _ = super().fit()
         return windows, max_query_len
@@ -145,7 +145,7 @@ class ExternalEncoder(nn.Module):
     """Calls a scorer for windows, once for each distinct pair of a run."""
 
     block_characters = BLOCK_CHARACTERS
-    is_exported = False
+    supports_openvino = False
     computed_in = None, None
     head_dtype = torch.float64  # so that the score of a document with one window is the scorer's
     quantized = None

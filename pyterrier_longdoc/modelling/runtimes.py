@@ -18,14 +18,11 @@ from torch import nn
 
 from ..common.files import import_extra
 from .backbones.architectures import quiet
+from .backbones.families import FAMILIES, family_of
 from .devices import current_dtype, has_bfloat16
 from .weights import WeightsWatch
 
 RUNTIMES = ("torch", "openvino")
-
-FAMILIES = ("bert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
-"""Architectures whose exports are tested here. Exports of Longformer and BigBird are wrong at other lengths than
-that of the export (huggingface/optimum issues 505 and 776)."""
 
 LEAST_WEIGHTS = 5_000_000
 """Smaller backbones stay on torch by default: their export takes longer than it saves."""
@@ -80,15 +77,15 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
 
 def obstacle(encoder: Any, needs: str) -> str:
     """Return the reason why OpenVINO cannot compute an encoder, as a clause; "" if it can."""
-    if not encoder.is_exported:
+    if not encoder.supports_openvino:
         return "its encoder is not exported"
     if needs == "all":
         return "its head needs all layers, and exports return only the last one"
     config = encoder.backbone.config
-    if config.model_type not in FAMILIES or getattr(config, "auto_map", None):
-        supported = f"{', '.join(FAMILIES[:-1])} and {FAMILIES[-1]} as transformers has them"
+    if not family_of(config).supports_openvino or getattr(config, "auto_map", None):
+        supported = ", ".join(family.name for family in FAMILIES.values() if family.supports_openvino)
         kind = f"{type(encoder.backbone).__name__} ({config.model_type})"
-        return f"its backbone is a {kind}, and exports are for {supported}"
+        return f"its backbone is a {kind}, and exports are for {supported}, as transformers has them"
     return ""
 
 

@@ -93,7 +93,7 @@ class Template:
         before, between, after = self.surroundings
         return before + query + between + text + after
 
-    def within(self, tokenizer: Any) -> Template:
+    def in_chat(self, tokenizer: Any) -> Template:
         """Return the template inside the tokenizer's chat template if `chat` is set, otherwise the template itself.
 
         Thinking is disabled if the chat template has an option for it, because the answer must be the first token.

@@ -98,7 +98,7 @@ class Windows(ReprMixin, ABC):
         """Return how many of the `length` tokens of a text the windows cover, before `max_windows` drops any."""
         return length
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         """Return windows that fit into `capacity` document tokens; ValueError if they do not fit."""
         if self.largest is not None and self.largest > capacity:
             raise ValueError(
@@ -141,10 +141,10 @@ class _TokenWindows(Windows):
     def largest(self) -> int:
         return self.size or CHUNK_TOKENS
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         if self.size is None:
             return replace(self, size=min(CHUNK_TOKENS, capacity))
-        return super().within(capacity)
+        return super().resized(capacity)
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,7 +260,7 @@ class WholeText(Windows):
     def largest(self) -> int | None:
         return self.size
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         return replace(self, size=min(self.size or capacity, capacity))
 
     def reach(self, length: int) -> int:
@@ -280,10 +280,10 @@ class _TextWindows(Windows):
     def largest(self) -> int | None:
         return self.max_tokens
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         if self.max_tokens is None:
             return replace(self, max_tokens=capacity)  # type: ignore[call-arg]
-        return super().within(capacity)
+        return super().resized(capacity)
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,7 +18,6 @@ from ..common.coverage import Scored
 from ..common.files import full_path
 from ..common.frames import Text, TruncationWarning, strings, validated
 from ..common.warnings import warn, warn_of_coverage, warn_once
-from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import Backbone, load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
@@ -139,13 +138,11 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def load_backbone(self) -> Backbone:
         """Load the pre-trained part."""
-        options = self._backbone_options()
-        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, **self._backbone_options())
 
-    def _backbone_options(self) -> BackboneOptions:
+    def _backbone_options(self) -> dict[str, Any]:
         """Return the options of the pre-trained part."""
-        template = None if self.template is None else resolve_template(self.template)
-        return BackboneOptions(pooling=self.pooling, template=template)
+        return {"pooling": self.pooling, "template": None if self.template is None else resolve_template(self.template)}
 
     def default_training(self) -> TrainingArgs:
         """Return the recipe to use without `training`."""

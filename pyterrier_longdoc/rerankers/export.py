@@ -12,16 +12,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from ..common.packaged import ENCODER
-from ..modelling.backbones.architectures import InputRules, quiet
-from ..modelling.backbones.classifiers import CLASSIFIERS, take_apart
+from ..modelling.backbones.architectures import quiet
+from ..modelling.backbones.classifiers import take_apart
 from ..modelling.backbones.load import values_of
 from ..modelling.backbones.modules import TOKENS, library
 from ..modelling.backbones.steps import RepresentationSteps
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.saved import ITS_NAME
-
-_TANH = ("bert", "camembert", "roberta", "xlm-roberta")
-"""Families whose classifier computes `final(tanh(dense(x)))` of the first token's state x."""
 
 _SMALL = 2.0**-12
 """For such a small t, `tanh(t x) / t` is x to float32 precision: an error of x^3 t^2 / 3."""
@@ -95,18 +92,19 @@ def _obstacle(reranker: Any) -> str:
     head, family, step = type(model.head).__name__, backbone.family, backbone.representation
     if not model.head.from_scores:
         return f"{head} combines vectors of several windows, and a classifier scores one window"
-    if backbone.template is not None or backbone.options.prompt:
+    if backbone.template is not None or backbone.prompt:
         return "its template or prompt would be missing"
     if resolve_layout(reranker.layout) != InputLayout():
         return f"layout={reranker.layout!r} is not the layout of the tokenizer"
-    if family not in CLASSIFIERS or type(backbone.rules) is not InputRules or reranker.trust_remote_code:
-        return f"its backbone ({family}) is not a plain classifier of transformers"
+    if family.head is None or not family.is_plain or reranker.trust_remote_code:
+        return f"its backbone ({family.name}) is not a plain classifier of transformers"
     if isinstance(step, RepresentationSteps):
         return "its checkpoint consists of modules of sentence-transformers"
     if model.encoder.quantized is not None:
         return "it is quantized; export the model that it was made from"
-    if step is None and not (backbone.pooling == "cls" and family in _TANH):
-        return f"the classification head of {family} is not a layer on the state with pooling={backbone.pooling!r}"
+    # Then `final(tanh(dense(x)))` of the first token's state x can express a layer on x.
+    if step is None and not (backbone.pooling == "cls" and family.head.activation == "tanh"):
+        return f"the classification head of {family.name} is not a layer on the state with pooling={backbone.pooling!r}"
     return ""
 
 

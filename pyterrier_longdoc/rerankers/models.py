@@ -16,7 +16,8 @@ from ..common.arguments import argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numeric, validated
-from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
+from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
+from ..modelling.backbones.families import papers_of
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalScorer
@@ -474,24 +475,6 @@ class NeuralModel1(AvgP):
         seeded_head(self.head_spec(), 1, self.seed)
 
 
-PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {
-    "longformer": ("beltagy-2020-longformer",),
-    "big_bird": ("zaheer-2020-big",),
-    "modernbert": ("warner-2025-smarter",),
-    "nomic_bert": ("nussbaum-2025-nomic",),
-    "eurobert": ("boizard-2025-eurobert",),
-    "alibi-bert": ("press-2022-train",),
-}
-"""From the `model_type` of a checkpoint to keys of `references.bib`."""
-
-PAPERS_OF_CHECKPOINTS = {
-    "jina-embeddings-v2": ("gunther-2023-jina",),
-    "jina-bert": ("gunther-2023-jina",),
-    "mosaic-bert": ("portes-2023-mosaicbert",),
-    "tinyllama": ("zhang-2024-tinyllama",),
-}
-"""From a part of the lower-cased name of a checkpoint whose type is ambiguous to keys of `references.bib`."""
-
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
 
@@ -541,19 +524,12 @@ class LongP(CrossEncoder):
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, and behind its architecture if weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
-        kind = "" if self._model is None else self._model.backbone.family
-        name = str(self.backbone).lower()
-        matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
-        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
+        family = None if self._model is None else self._model.backbone.family
+        return [*super().cited(), *sentences, *papers_of(str(self.backbone), family)]
 
-    def _backbone_options(self) -> BackboneOptions:
-        return replace(
-            super()._backbone_options(),
-            global_attention=self.global_attention,
-            attention_window=self.attention_window,
-            attention_type=self.attention_type,
-            attn_implementation=self.attn_implementation,
-        )
+    def _backbone_options(self) -> dict[str, Any]:
+        own = ("global_attention", "attention_window", "attention_type", "attn_implementation")
+        return {**super()._backbone_options(), **{name: getattr(self, name) for name in own}}
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)

@@ -48,7 +48,7 @@ def backbone(longest=128, *, template=None, prompt="", first_position=None, vect
         first_position=first_position,
         rules=InputRules(),
         template=template,
-        options=SimpleNamespace(prompt=prompt),
+        prompt=prompt,
         interaction=SimpleNamespace(max_vectors=vectors),
     )
 
@@ -176,7 +176,7 @@ def test_queries_and_windows_share_the_longest_input(make, windows, query, expec
     assert (reader.max_query_len, reader.windows.largest) == expected
     # Room for titles comes out of that of windows.
     largest = reader.windows.largest
-    if largest is not None and windows.within(sys.maxsize) != windows and largest < 477:
+    if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
         titled = make(backbone(), asked(windows, query, repeat_tokens=10))
         assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
 

@@ -13,7 +13,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import runtimes
-from pyterrier_longdoc.modelling.runtimes import FAMILIES
+from pyterrier_longdoc.modelling.backbones.families import FAMILIES
 
 from ..support import tiny, tiny_long
 from ..support.systems import QRELS, QUIET, SELECTORS, make, reloaded, scores
@@ -46,7 +46,7 @@ def assert_torchs(model, results) -> np.ndarray:
 
 ONE_LAYER = {"distilbert": {"n_layers": 1}, "modernbert": {}}  # ModernBERT's two layers differ in their attention
 REAL = {
-    **{family: ("MaxP", family, {}) for family in FAMILIES},
+    **{name: ("MaxP", name, {}) for name, family in FAMILIES.items() if family.supports_openvino},
     # Padding within inputs, and positions counted over it.
     "fixed layout": ("MaxP", "roberta", {"layout": "padded"}),
     "states of all tokens": ("NeuralModel1", "bert", {}),

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones.families import FAMILIES
 
 from ..support import tiny, tiny_long
 from ..support.systems import QRELS, QUIET, make, scores
@@ -24,7 +25,7 @@ PAIRS = pd.DataFrame([(str(i), q, f"d{j}", t) for i, q in enumerate(QUERIES) for
 PAIRS.columns = ["qid", "query", "docno", "text"]
 LATE_INTERACTION = Path(__file__).parents[1] / "support" / "late_interaction"
 FIXTURES = sorted(path.parent.name for path in LATE_INTERACTION.glob("*/scores.json"))
-FAMILIES = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
+EXPORTABLE = [name for name, family in FAMILIES.items() if family.supports_export]
 
 
 def maxp(backbone: str, **changes) -> ld.MaxP:
@@ -50,7 +51,7 @@ def trained(backbone: str, **changes) -> ld.MaxP:
 
 
 EXPORTED = {
-    **{family: lambda folder, family=family: maxp(tiny.checkpoint(folder, family)) for family in FAMILIES},
+    **{family: lambda folder, family=family: maxp(tiny.checkpoint(folder, family)) for family in EXPORTABLE},
     **{
         name: lambda _, name=name: make(name, device="cpu", max_query_len=None)
         for name in ("FirstP", "SumP", "AvgP", "KMaxP", "SoftMaxP")
@@ -61,7 +62,7 @@ EXPORTED = {
         f"trained encoder, {family}": lambda folder, family=family: trained(
             tiny.checkpoint(folder, family, labels=None), pooling="cls"
         )
-        for family in ("bert", "roberta")
+        for family in ("bert", "roberta", "nomic_bert")
     },
 }
 

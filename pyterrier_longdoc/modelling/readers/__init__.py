@@ -17,7 +17,7 @@ __all__ = ["PaddedReader", "Reader", "SeparateReader", "SharedReader", "Specials
 def reader_of(backbone: Any, settings: Settings) -> Reader:
     """Return a backbone's reader of a query and a window in one input; ValueError if the settings do not fit it."""
     layout = settings.layout
-    if backbone.template is not None or backbone.options.prompt:
+    if backbone.template is not None or backbone.prompt:
         if layout.is_for_pairs:
             raise ValueError(
                 f"{layout!r} is for [CLS] query [SEP] text [SEP]; this backbone has a template: use layout='pair'"

@@ -179,7 +179,7 @@ class Reader:
         title = self.settings.repeat_tokens
         if title and room <= title:
             raise ValueError(f"repeat_tokens={title} leaves no room for windows in {room} tokens: lower repeat_tokens")
-        return windows.within(room - title)
+        return windows.resized(room - title)
 
     def _size_of(self, windows: Windows) -> int:
         """Return the maximum tokens of a window and its title; 0 if only the backbone limits it."""

@@ -59,7 +59,7 @@ class SeparateReader(Reader):
         longest = self.longest or sys.maxsize
         if query is None and query_length:
             query = max(1, min(query_length, longest) - len(self.query_specials))
-        has_size = windows.within(windows.largest or sys.maxsize) == windows
+        has_size = windows.resized(windows.largest or sys.maxsize) == windows
         if length and not has_size:
             windows = self.windows_within(windows, max(1, min(length, longest) - len(self.specials)))
         return windows, query

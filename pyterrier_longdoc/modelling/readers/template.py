@@ -23,7 +23,7 @@ class TemplateReader(Reader):
     _trail_size = 0  # the number of their tokens without a query
 
     def make_specials(self, backbone: Any) -> Specials:
-        tokenizer, prompt = backbone.tokenizer, backbone.options.prompt
+        tokenizer, prompt = backbone.tokenizer, backbone.prompt
         if backbone.template is None:
             specials = specials_of_pair(backbone)
             ids, self.query_lead = prefix_tokens(tokenizer, prompt)
