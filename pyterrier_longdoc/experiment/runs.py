@@ -22,8 +22,9 @@ import pyterrier as pt
 from ..common.arguments import check_arguments
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, integer_labels
+from ..common.key import frame_digest
 from ..common.measures import measures_named
-from ..common.runs import frame_digest, read_run, write_run
+from ..common.runs import read_run, write_run
 from .cost import Cost
 from .systems import Fold, RunPart
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..common.arguments import argument, check_type
+from ..common.key import description
 from ..common.warnings import warn_of_coverage
 from ..modelling.preselection import FOLDER, Preselection, WindowSelector
 from ..modelling.tokens import Span, TokenizedText, tokenize
@@ -50,7 +51,7 @@ class ModelWindows(WindowSelector):
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
     def describe(self) -> dict[str, Any]:
-        return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
+        return {"type": type(self).__name__, "k": self.k, "model": description(self.model)}
 
     def cited(self) -> list[str]:
         return [*super().cited(), *self.model.cited()]

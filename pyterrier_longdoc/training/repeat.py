@@ -81,6 +81,10 @@ class FoldModels(NotebookMixin, pt.Transformer):
         parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
 
+    def subtransformers(self) -> dict[str, Any]:
+        """Return the models."""
+        return {"models": self.models}
+
     @property
     def history(self) -> pd.DataFrame:
         """The concatenated histories of all models, with the column `fold`, from 0."""
