@@ -11,7 +11,7 @@ from pyterrier_longdoc import analysis
 from pyterrier_longdoc.common.frames import relevance_of, with_text
 from pyterrier_longdoc.data import from_passage_qrels
 from pyterrier_longdoc.data.collection import TextLoader
-from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, fit_seeds, k_fold_fit, make_groups
+from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, k_fold_fit, make_groups
 
 from ..support import terrier
 
@@ -29,13 +29,11 @@ CALLS = {
     "Calibrated": lambda qrels: ld.Calibrated(pt.Transformer.identity()).fit(RUN, qrels),
     "fit": lambda qrels: ld.MaxP().fit(RUN, qrels),
     "validation": lambda qrels: ld.MaxP().fit(RUN, QRELS, RUN, qrels),
-    "fit_seeds": lambda qrels: fit_seeds(ld.MaxP(), [0], RUN, qrels),
     "fit_in_turn": lambda qrels: fit_in_turn(ld.MaxP(), [RUN], qrels, training=[ld.TrainingArgs()]),
     "k_fold_fit": lambda qrels: k_fold_fit(ld.MaxP(), RUN, qrels, [["q1"], ["q2"]]),
     "make_groups": lambda qrels: make_groups(RUN, qrels),
     "add_judged": lambda qrels: add_judged(RUN, qrels),
     "evaluate": lambda qrels: evaluate(RUN, qrels, "AP"),
-    "reliability": lambda qrels: ld.reliability(RUN, qrels),
     "relevant_positions": lambda qrels: ld.relevant_positions(
         TOPICS, qrels, DOCUMENTS, passages=TOPICS.assign(text="one")
     ),
