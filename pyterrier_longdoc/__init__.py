@@ -21,7 +21,7 @@ _PUBLIC = {
     ],
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.maxsim": ["MaxSim"],
-    "rerankers.calibrated": ["Above", "Calibrated"],
+    "rerankers.calibrated": ["Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
@@ -48,7 +48,7 @@ _PUBLIC = {
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
-        "evidence_recall", "reliability",
+        "evidence_recall",
     ],
     "analysis.show": ["show"],
 }  # fmt: skip

@@ -192,23 +192,16 @@ def documents_of(
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
     """Add text columns from a text loader, or from a dataset or an index that has one.
 
-    The loader of a dataset or an index gets each docno once, as a string, and no other column: Terrier's would prefer
-    the column `docid`, which can belong to another index or have gaps. Other loaders get all rows and columns.
+    The loader of a dataset or an index gets each docno once, as a string, and no other column. Other loaders get all
+    rows and columns but `docid`, which Terrier's would prefer, although it can belong to another index or have gaps.
     """
-    loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     rows = inp.reset_index(drop=True)
-    if loader is text_loader and not _looks_up(loader):
-        return _loaded(rows, fields, loader)
+    if not hasattr(text_loader, "text_loader"):
+        return _loaded(rows.drop(columns="docid", errors="ignore"), fields, text_loader)
     docnos = as_strings(rows["docno"])
-    documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, loader)
+    documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, text_loader.text_loader(fields))
     places = pd.Index(documents["docno"]).get_indexer(docnos)
     return rows.assign(**{name: documents[name].array.take(places) for name in fields})
-
-
-def _looks_up(loader: Any) -> bool:
-    """Return whether a loader only needs docnos: that of Terrier, ir_datasets or this package."""
-    package, name = type(loader).__module__.split(".")[0], type(loader).__name__
-    return package in ("pyterrier", __name__.split(".")[0]) and name.endswith("TextLoader")
 
 
 def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
@@ -216,29 +209,16 @@ def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = loader(rows)
     except Exception as error:
-        if "ArrayIndexOutOfBoundsException" not in str(error):  # Terrier's error for a missing docno
+        if "ArrayIndexOutOfBoundsException" not in str(error):  # which says nothing of the missing document
             raise
-        problem = f"text_loader {loader!r} has no document {_first_unloadable(loader, rows)!r}"
-        raise ValueError(f"{problem}: use the index of the candidates, or leave the row out") from error
+        cure = "use the index of the candidates, or leave their rows out"
+        raise ValueError(f"text_loader {loader!r} lacks documents of {len(rows)} rows: {cure}") from error
     absent = [name for name in fields if name not in frame.columns]
     missing = rows["docno"][~rows["docno"].isin(frame["docno"])].unique().tolist()
     if absent or missing or frame["docno"].tolist() != rows["docno"].tolist():
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
         raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame
-
-
-def _first_unloadable(loader: Any, rows: pd.DataFrame) -> Any:
-    """Return the docno of the first row at which a loader fails."""
-    while len(rows) > 1:
-        half = rows.iloc[: len(rows) // 2]
-        try:
-            loader(half)
-        except Exception:  # noqa: BLE001 - an error of Java
-            rows = half
-        else:
-            rows = rows.iloc[len(half) :]
-    return rows["docno"].iloc[0]
 
 
 def strings(column: pd.Series, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""TREC run files, digests of frames, and the stages of a pipeline."""
+"""TREC run files, and the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 
@@ -74,21 +72,6 @@ def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
                 yield part.astype({"score": "float64"})
     except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
-
-
-def frame_digest(frame: pd.DataFrame) -> str:
-    """Hash the values of all columns but `rank`; the order of rows counts, that of columns does not."""
-    digest = blake2b(digest_size=16)
-    names = frame.columns.map(str)
-    for place in sorted(range(len(names)), key=lambda place: names[place]):
-        if names[place] == "rank":
-            continue
-        digest.update(f"{names[place]}\0".encode())
-        for value in frame.iloc[:, place].tolist():
-            # Converted to a list, because the repr of a long array is abbreviated.
-            content = value.tolist() if isinstance(value, np.ndarray) else value
-            digest.update(f"{content}\0".encode("utf-8", "replace"))
-    return digest.hexdigest()
 
 
 def substages(stage: pt.Transformer) -> Iterator[pt.Transformer]:

@@ -72,7 +72,8 @@ class CallableBackend:
         function: takes the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs`
             for `first_token`. Exceptions end the run, except for `ContextOverflowError`, which shortens the documents.
         name: the name of the function in the replay cache; change it when the function changes. Default: the module and
-            name of the function.
+            name of the function. Jobs on disk and saved runs also compare the source text of a function without
+            `name`; what it calls does not count.
     """
 
     def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
@@ -85,9 +86,9 @@ class CallableBackend:
     def __repr__(self) -> str:
         return f"CallableBackend({self.model})"
 
-    def code_parts(self) -> Sequence[Any]:
-        """Return the function, which can be user code, unless the user named it."""
-        return () if self.name else (self.function,)
+    def describe(self) -> dict[str, Any]:
+        """Return the name, or the function, which then counts by its name and source text."""
+        return {"name": self.name} if self.name else {"function": self.function}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Call the function."""

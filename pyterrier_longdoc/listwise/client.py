@@ -93,10 +93,6 @@ class LLMClient:
     def __repr__(self) -> str:
         return f"LLMClient({self.backend!r})"
 
-    def code_parts(self) -> Sequence[Any]:
-        """Return the backend, which can be user code."""
-        return (self.backend,)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}}
 

@@ -89,10 +89,6 @@ class ExternalScorer(ABC):
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description of everything on which a score depends; ValueError if it is unknown."""
 
-    def code_parts(self) -> Sequence[Any]:
-        """Return no parts, because `describe` covers all of them."""
-        return ()
-
     def limits(self) -> Limits:
         """Return the limits of the scorer, if known."""
         return Limits(self.longest_input)

@@ -17,6 +17,7 @@ from torch import nn
 
 from ..common.coverage import Coverage, Explanation, Reading, Scored
 from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
+from ..common.key import description
 from ..common.signals import take_back_signals
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
@@ -344,7 +345,9 @@ class Model(nn.Module):
                 "cannot be detected: omit score_cache"
             )
         settings, reader = self.settings, self.reader
+        parts = (reader.windows, settings.preselect, reader, self.encoder, self.head)
         return {
+            "classes": [description(type(part)) for part in parts if part is not None],  # a user's with their source
             "windows": windows_to_config(reader.windows),
             "max_doc_len": settings.max_doc_len,
             "max_query_len": reader.max_query_len,

@@ -34,7 +34,8 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, NotebookMixin, changes, described
+from ..common.key import description
+from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
@@ -266,7 +267,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         model, arguments = self.model, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
-            "arguments": {name: described(value) for name, value in saved.without_paths(arguments).items()},
+            "arguments": {name: description(value) for name, value in arguments.items()},
             **model.describe(),
         }
 

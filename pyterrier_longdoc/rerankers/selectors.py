@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..common.arguments import argument, check_type
+from ..common.key import description
 from ..common.warnings import warn_of_coverage
 from ..modelling.preselection import FOLDER, WindowSelector
 from ..modelling.tokens import Span, TokenizedText
@@ -49,7 +50,7 @@ class ModelWindows(WindowSelector):
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
     def describe(self) -> dict[str, Any]:
-        return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
+        return {"type": type(self).__name__, "k": self.k, "model": description(self.model)}
 
     def cited(self) -> list[str]:
         return [*super().cited(), *self.model.cited()]

@@ -18,8 +18,8 @@ import pyterrier as pt
 from ..common.coverage import Coverage
 from ..common.files import file_digest, import_extra
 from ..common.frames import as_strings, check_columns, check_qids, field_names, with_text
-from ..common.key import description
-from ..common.runs import frame_digest, run_parts, stages_of, substages
+from ..common.key import description, frame_digest
+from ..common.runs import run_parts, stages_of, substages
 
 BLOCK_ROWS = 100  # the unit of work of a worker, and what is lost if the job is killed
 _MOST_BLOCKS = 10_000  # maximum number of files in a folder

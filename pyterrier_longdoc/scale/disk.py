@@ -18,7 +18,7 @@ from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
 from ..common.frames import as_strings, check_columns, numeric
-from ..common.key import digest, key
+from ..common.key import key, own_models
 from ..common.progress import work_bar
 from ..common.runs import run_lines
 from .blocks import BLOCK_ROWS, Candidates, arrow, as_frame, as_table, map_elsewhere, transformed
@@ -179,7 +179,7 @@ def _begin(
         manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
         job = None
         try:
-            job = digest([_FORMAT, key(pipeline), candidates.digests(), columns])
+            job = key([_FORMAT, *map(key, own_models(pipeline)), candidates.digests(), columns])
         except ValueError as error:
             if manifest is not None or not alone:
                 raise ValueError(

@@ -27,7 +27,7 @@ TRANSFORMERS = [
 ]
 
 
-UNPUBLISHED = {"Above", "Evidence", "Passages"}
+UNPUBLISHED = {"Evidence", "Passages"}
 """Transformers that are this package's own."""
 
 
