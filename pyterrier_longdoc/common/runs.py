@@ -50,13 +50,8 @@ def read_run(path: str | Path) -> pd.DataFrame:
 
     `pt.io.read_results` would read the name "NA" as missing and quotation marks as syntax.
     """
-    return pd.concat(run_parts(path, None))
-
-
-def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
-    """Yield a TREC run in parts of `rows` rows, or as one part if None; see `read_run`."""
     try:
-        with pd.read_csv(
+        run: pd.DataFrame = pd.read_csv(
             path,
             sep=r"\s+",
             names=["qid", "Q0", "docno", "rank", "score", "system"],
@@ -64,12 +59,9 @@ def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
             dtype={"qid": str, "docno": str},
             keep_default_na=False,
             quoting=csv.QUOTE_NONE,
-            iterator=True,
-            chunksize=rows,
             **EXACT_FLOATS,
-        ) as parts:
-            for part in parts:
-                yield part.astype({"score": "float64"})
+        )
+        return run.astype({"score": "float64"})
     except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
 

@@ -18,7 +18,6 @@ from torch import nn
 from ..common.coverage import Coverage, Explanation, Reading, Scored
 from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
 from ..common.key import description
-from ..common.signals import take_back_signals
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, Inputs, Settings
@@ -192,7 +191,6 @@ class Model(nn.Module):
 
         The progress bar counts the characters of a block when the caller asks for the next one.
         """
-        take_back_signals()
         if bar is not None:
             bar.reset(total=sum(map(len, texts)))
         limits = [self.encoder.block_characters, TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else None]
