@@ -24,7 +24,6 @@ _PUBLIC = {
     "rerankers.calibrated": ["Above", "Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
-    "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows", "WordEmbeddingWindows"],
     "common.arguments": ["argument"],
     "modelling.heads": ["Head"],

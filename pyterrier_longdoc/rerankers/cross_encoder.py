@@ -16,7 +16,7 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Text, TruncationWarning, strings, validated
+from ..common.frames import Text, strings, validated
 from ..common.warnings import warn, warn_of_coverage, warn_once
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import Backbone, load_backbone
@@ -65,7 +65,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     Args:
         backbone: a Hugging Face model name or a folder, with a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
             DeBERTa, DistilBERT, ModernBERT and more) or with a plain encoder, which requires `fit`. Models that
-            aggregate scores also take a `ScoreServer` or a `PairScorer`. Default: a public MS MARCO passage
+            aggregate scores also take a `PairScorer`. Default: a public MS MARCO passage
             cross-encoder.
         pooling: how the last layer's states become the vector of a window: `"cls"` (the first token's state), `"mean"`
             (over all tokens, including the query and special tokens) or `"last"` (the last token's state). This drops
@@ -174,7 +174,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
                 raise ValueError(f"backbone={backbone!r} is not a checkpoint: use ld.PairScorer(...)")
             if str(backbone).startswith(("http://", "https://")):
-                raise ValueError("backbone is an address: use ld.ScoreServer(url)")
+                raise ValueError("backbone is an address: use ld.PairScorer with a function that asks the server")
             super()._check_backbone()
             return
         head = registered_heads().get(self.head_spec()[0])
@@ -225,9 +225,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             how: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, ExternalScorer):
                 return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **how)
-            warning = self.backbone.warning()
-            if warning is not None:
-                warn_once(self, warning, TruncationWarning)
             return Model.from_backbone(self.backbone, head, settings, encoder=ExternalEncoder, **how)
         if model.head_spec != head and not exchange_head(model, head, self.seed):
             self._refuse_change("the aggregation")
@@ -285,7 +282,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             ValueError: if there is nothing to train or to validate on, if a label, score or text is invalid, or if the
                 recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
-            TypeError: for a `ScoreServer` or a `PairScorer`, which cannot be trained.
+            TypeError: for a `PairScorer`, which cannot be trained.
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
         Training a trained model continues from its weights with a `ContinuedTrainingWarning`, unless they came from
@@ -438,7 +435,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         Raises:
             ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder
                 contains other files than a saved model.
-            TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
+            TypeError: for a `PairScorer`, which has no weights.
         """
         saved.save(self, Path(folder))
 
@@ -473,7 +470,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Raises:
             ValueError: if the format cannot express the model; the message says why.
-            TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
+            TypeError: for a `PairScorer`, which has no weights.
         """
         export_classifier(self, Path(folder))
 

@@ -254,7 +254,6 @@ def test_fit_reads_the_selected_windows_and_does_not_train_the_selector(cross_en
         (lambda: ld.CrossEncoderWindows(3, ld.BiEncoder("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.Birch("m")), "Birch"),
         (lambda: ld.WordEmbeddingWindows(3, ld.BiEncoder("m")), "WordEmbeddingWindows: model="),
-        (lambda: ld.WordEmbeddingWindows(3, ld.MaxP(ld.ScoreServer("http://127.0.0.1:9"))), "word embeddings"),
         (lambda: ld.KeyBlocks("bm25"), "selector='bm25'"),
         (lambda: ld.MaxP("m", preselect="bm25"), "preselect='bm25'"),
         (lambda: ld.FirstP("m", preselect=ld.BM25Windows(3)), "KeyBlocks"),

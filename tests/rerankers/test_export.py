@@ -138,9 +138,9 @@ def test_random_weights_are_refused(plain_encoder, tmp_path):
         maxp(plain_encoder).export(tmp_path / "export")
 
 
-def test_a_served_model_is_refused(tmp_path):
+def test_a_function_is_refused(tmp_path):
     with pytest.raises(TypeError, match="exported"):
-        ld.MaxP(ld.ScoreServer("http://127.0.0.1:9")).export(tmp_path / "export")
+        ld.MaxP(ld.PairScorer(zip)).export(tmp_path / "export")
 
 
 def test_a_folder_with_files_is_refused(cross_encoder, tmp_path):
