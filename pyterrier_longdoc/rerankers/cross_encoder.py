@@ -27,7 +27,7 @@ from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
 from ..modelling.quantized import draw_windows, quantize
-from ..modelling.saved import ITS_NAME, adapter_of
+from ..modelling.saved import ITS_NAME
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
@@ -438,23 +438,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             TypeError: for a `PairScorer`, which has no weights.
         """
         saved.save(self, Path(folder))
-
-    def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
-        """Save a trained model as a small difference from its backbone.
-
-        `load` restores it like any other model, but needs the same backbone. Matrices that were trained with LoRA are
-        stored as low-rank products in fp16, all others with one byte per weight. Scores change in the third or fourth
-        digit.
-
-        Args:
-            folder: created if it does not exist.
-            upon: another adapter, on the hub or in this package, from which the training of this model started. Only
-                the changes of the encoder since then are saved, and `load` needs both adapters.
-        """
-        self.need_weights("saved")
-        self._refuse_quantized("saved as an adapter")
-        untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
-        saved.write(self, Path(folder), adapter_of(self.model, untrained, upon))
 
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.

@@ -11,6 +11,7 @@ from ..common.arguments import OF_THE_MODEL, arguments_of, changed, changed_name
 from ..common.files import replacing_files
 from ..common.presentation import HIDDEN
 from ..common.registry import look_up
+from ..modelling.compact import unpack
 from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout
 from ..modelling.model import Model
@@ -20,8 +21,6 @@ from ..modelling.quantized import FILES as QUANTIZED_FILES
 from ..modelling.saved import (
     CONFIG_FILE,
     TRAINING_FILE,
-    Adapter,
-    apply_adapter,
     check_folder,
     load_model,
     read_config,
@@ -81,7 +80,7 @@ def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibration: str | None = None) -> None:
+def write(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
     """Write a reranker into a folder, which is created if it does not exist.
 
     All is written before anything of an earlier model is replaced, so that this one survives a full disk. A kill while
@@ -105,7 +104,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
             parameters["preselect"] = reranker.preselect.to_config(new)
         if calibration is not None:
             (new / CALIBRATION).write_text(calibration, encoding="utf-8")
-        save_model(new, model, cls=type(reranker), parameters=parameters, adapter=adapter)
+        save_model(new, model, cls=type(reranker), parameters=parameters)
 
 
 def save(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
@@ -153,9 +152,9 @@ def load(
     trusted = {"device": "cpu", "trust_remote_code": reranker.trust_remote_code}
     # The weights belong to the saved arguments: the first transform compares them with the changed ones.
     with changed(reranker, **{**defaults, **arguments, **trusted}):
-        if "adapter" in config:
+        if "compact" in config:
             model = reranker.model
-            apply_adapter(model, folder, config, str(reranker.backbone))
+            unpack(model, folder, config)
         else:
             how = {"encoder": reranker.encoder_class, "weight_arguments": reranker.weight_arguments()}
             model = load_model(folder, config, reranker.settings(), **how)

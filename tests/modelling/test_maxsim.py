@@ -371,14 +371,6 @@ def test_only_the_best_window_counts_with_max():
 STEPS = ld.TrainingArgs(max_steps=2, queries_per_step=2, negatives=1, learning_rates={"": 1e-2})
 
 
-def test_an_adapter_stores_the_difference_to_the_backbone(plain_encoder, results, tmp_path):
-    model = ld.MaxSim(plain_encoder, window_size=20, training=STEPS).fit(results, QRELS)
-    model.save_adapter(tmp_path)
-    found, before = (scores(each, results) for each in (ld.MaxSim.load(tmp_path), ld.MaxSim(plain_encoder)))
-    np.testing.assert_allclose(found, scores(model, results), atol=5e-2)
-    assert np.abs(found - before).max() > 0.5
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path):
     model = ld.MaxSim(LATE_INTERACTION / name, window_size=30, token_pooling=2)

@@ -249,7 +249,6 @@ def test_methods_that_need_weights_are_refused(results, tmp_path, cross_encoder)
     for use in (
         lambda: model.fit(results, QRELS),
         lambda: model.save(tmp_path),
-        lambda: model.save_adapter(tmp_path),
         lambda: model.start_from(ld.MaxP(cross_encoder)),
         lambda: ld.MaxP(cross_encoder).start_from(model),
     ):
