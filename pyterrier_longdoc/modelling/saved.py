@@ -71,7 +71,7 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
             **defined_in(type(model.head)),
             "options": options,
             "built_from": model.head.built_from(),
-            "ready": model.ready,
+            "ready": model.origin != "random",
         },
         "weights": fingerprint(tensors),
         **({} if model.encoder.quantized is None else {"quantized": model.encoder.quantized.save(folder)}),

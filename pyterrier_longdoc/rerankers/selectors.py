@@ -153,7 +153,7 @@ class WordEmbeddingWindows(CrossEncoderWindows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model.need_weights("used for its word embeddings")
+        self.model.require_weights("used for its word embeddings")
 
     def scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]

@@ -127,7 +127,7 @@ REFUSED = {
 def test_models_that_a_classifier_cannot_express_are_not_exported(kind, tmp_path):
     make_it, reason = REFUSED[kind]
     model = make_it(tmp_path / "backbone")
-    model.model.ready = True
+    model.model.origin = "fit"
     with pytest.raises(ValueError, match=reason):
         model.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
