@@ -24,7 +24,6 @@ _PUBLIC = {
     "rerankers.calibrated": ["Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
-    "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "common.arguments": ["argument"],
     "modelling.heads": ["Head"],

@@ -56,7 +56,7 @@ class Coverage:
 
     Two coverages are equal if the same text was read, however it was computed.
 
-    Tokens are those of the backbone, or words for a served model or function without a tokenizer.
+    Tokens are those of the backbone, or words for a function without a tokenizer.
 
     Each query-text pair counts once, because `preselect` may read different parts for different queries. The figures of
     parts of a run, e.g. of several workers, therefore add up to those of the run.
@@ -73,7 +73,6 @@ class Coverage:
         query_tokens_read: tokens of the queries that were read with every text.
         cut: unread tokens of texts, queries and titles by the argument that truncated them, with its value:
             `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`.
-        windows_cut: windows that a server reports as truncated, without scores from a cache.
         tokens_encoded: tokens processed by the backbone, including queries and special tokens. Cached windows do not
             count; tokens in several windows, or of a text with several queries, count each time.
         tokens_computed: `tokens_encoded` plus the padding of batches and layouts.
@@ -95,7 +94,6 @@ class Coverage:
     query_tokens: int = 0
     query_tokens_read: int = 0
     cut: dict[str, int] = field(default_factory=dict)
-    windows_cut: int = field(default=0, compare=False)
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
@@ -188,8 +186,6 @@ class Coverage:
         if self.cut:
             cuts = (f"{tokens} tokens cut by {argument}" for argument, tokens in self.cut.items())
             parts.append(f"not read: {', '.join(cuts)}")
-        if self.windows_cut:
-            parts.append(f"{self.windows_cut} windows cut by the server")
         if self.rows_without_text + self.rows_without_query:
             parts.append(
                 f"of {self.rows} rows {self.rows_without_text} have no text, {self.rows_without_query} no query"

@@ -65,7 +65,7 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
 def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:
     """Warn about arguments that truncated text (except those that select windows) and rows without text or query."""
     name, columns = type(transformer).__name__ + task, ", ".join(map(repr, field_names(transformer.text_field)))
-    for cause in [*coverage.lost, *(["the server"] if coverage.windows_cut else [])]:
+    for cause in coverage.lost:
         message = f"{name} did not read all text: some was truncated by {cause} (see .coverage)."
         warn_once(transformer, message, TruncationWarning)
     missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}

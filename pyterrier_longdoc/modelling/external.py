@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,20 +42,6 @@ SPARE_TOKENS = 8
 """How many more tokens a window may have by itself than in its document: its ends may cut words in two."""
 
 
-class Limits(NamedTuple):
-    """The limits of a scorer, if known: tokens of a query and a window, and windows per request."""
-
-    longest_input: int | None = None
-    batch_size: int | None = None
-
-
-class Scores(NamedTuple):
-    """The `(P,)` float64 scores of P pairs, and the number of windows that the scorer is known to have truncated."""
-
-    values: np.ndarray
-    cut: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExternalScorer(ABC):
     """Base of the external scorers, which replace a backbone.
@@ -82,20 +68,12 @@ class ExternalScorer(ABC):
         return self
 
     @abstractmethod
-    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
-        """Return a finite score for each of P distinct pairs, scored at most `batch_size` at a time."""
+    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> np.ndarray:
+        """Return the `(P,)` finite float64 scores of P distinct pairs, scored at most `batch_size` at a time."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description of everything on which a score depends; ValueError if it is unknown."""
-
-    def limits(self) -> Limits:
-        """Return the limits of the scorer, if known."""
-        return Limits(self.longest_input)
-
-    def warning(self) -> str | None:
-        """Return a warning if the scorer can truncate texts silently."""
-        return None
 
 
 NO_INPUT = Input(NOTHING, (0, 0), (0, 0))
@@ -106,7 +84,7 @@ class ExternalReader(Reader):
 
     def __init__(self, encoder: ExternalEncoder, settings: Settings) -> None:
         self.counts_words = encoder.scorer.tokenizer is None
-        self.assumed = int((encoder.limits.longest_input or ASSUMED_INPUT) * WORDS_PER_TOKEN)
+        self.assumed = int((encoder.scorer.longest_input or ASSUMED_INPUT) * WORDS_PER_TOKEN)
         super().__init__(encoder, settings)
         self.needs_offsets = True
 
@@ -158,8 +136,7 @@ class ExternalEncoder(nn.Module):
             raise ValueError(f"tokenizer={choice!r} must be a fast Hugging Face tokenizer, or its name")
         self.scorer = scorer
         self.tokenizer = Words() if choice is None else tokenizer
-        self.limits = scorer.limits()
-        longest = self.limits.longest_input
+        longest = scorer.longest_input
         self.longest_input = None if longest is None else longest - SPARE_TOKENS
         self._scores: dict[bytes, float] = {}
 
@@ -191,13 +168,10 @@ class ExternalEncoder(nn.Module):
         new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in known}
         if new_questions:
             queries, texts = zip(*new_questions.values(), strict=True)
-            size = min(self.settings.batch_size, self.limits.batch_size or self.settings.batch_size)
             # Weights that it loads in inference mode could not be trained later.
             with torch.inference_mode(False):
-                scores = self.scorer.score(queries, texts, size)
-            if coverage is not None:
-                coverage.windows_cut += scores.cut
-            known |= zip(new_questions, scores.values.tolist(), strict=True)
+                scores = self.scorer.score(queries, texts, self.settings.batch_size)
+            known |= zip(new_questions, scores.tolist(), strict=True)
         values = torch.tensor([known[key] for key in keys], dtype=torch.float64)
         return to_dense(values.unsqueeze(1), [len(pair.spans) for pair in pairs])
 

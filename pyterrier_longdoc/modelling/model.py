@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ PAIRS_PER_BLOCK = 4096
 
 WATCHED_BLOCK_CHARACTERS = 100_000
 """The characters of a block if a score cache or a progress bar follows: a few seconds on a CPU."""
+
+Origin = Literal["checkpoint", "random", "fit", "copied"]
 
 OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
 """Called after each block with the rows of each of its P pairs, their `(P,)` scores and their coverage."""
@@ -89,9 +91,8 @@ class Model(nn.Module):
     Attributes:
         settings: how texts are read and computed.
         reader: turns a query and a text into inputs.
-        ready: whether the scores make sense without training.
-        trained: whether the weights come from `fit` or `load`, so that they must not be discarded.
-        from_other_model: whether the weights come from `start_from`; `fit` then continues from them without a warning.
+        origin: the origin of the weights: `"checkpoint"`, `"fit"` (also of a loaded model), `"copied"` by `start_from`,
+            or `"random"` if any are random, so that scores make no sense before training.
         source: the arguments of `load` for these weights, as code; empty if they are not saved.
         saved_arguments: the reprs of the arguments with which the weights were saved.
         history: an entry per epoch of training and per validation.
@@ -122,7 +123,7 @@ class Model(nn.Module):
         self.backbone = backbone
         self.head_spec = head_spec
         self.weight_arguments = weight_arguments or {}
-        self.ready = self.trained = self.from_other_model = False
+        self.origin: Origin = "random"
         self.source = ""
         self.saved_arguments: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
@@ -161,7 +162,8 @@ class Model(nn.Module):
             random_layers = getattr(encoder_module, "has_random_layers", False)
             start = model.initial_weights()
             module.warm_start(start)
-            model.ready = module.ready_from(start) and not random_layers
+            if module.ready_from(start) and not random_layers:
+                model.origin = "checkpoint"
         return model.eval()
 
     def use(self, settings: Settings) -> None:
@@ -170,6 +172,11 @@ class Model(nn.Module):
         self.settings, self.reader = self.encoder.settings, self.encoder.reader
         self.to(self.settings.device)
         self.head.to(self.encoder.head_dtype)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weights come from a training, also that of another model."""
+        return self.origin in ("fit", "copied")
 
     @property
     def device(self) -> torch.device:
@@ -378,8 +385,7 @@ class Model(nn.Module):
 
     def mark_trained(self, recipe: dict[str, Any]) -> None:
         """Mark the weights as trained with this recipe."""
-        self.trained = self.ready = True
-        self.from_other_model, self.source, self.recipe = False, "", recipe
+        self.origin, self.source, self.recipe = "fit", "", recipe
         self._fingerprint = ""
 
     def fingerprint(self, *, contents: bool = True) -> str:

@@ -75,21 +75,12 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
 
 
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
-    """Replace the head of a model; do nothing and return False if this would discard trained weights.
-
-    A head of the same kind keeps the weights. Any other head gets new weights, which is refused for a trained model.
-    """
+    """Give the head of a model other options that keep its weights; return False if they do not."""
     new, old = seeded_head(head, model.backbone.hidden_size, seed, channels=model.backbone.channels), model.head
     changed = {name for name in head[1] if head[1][name] != model.head_spec[1].get(name)}
-    if type(new) is type(old) and changed <= set(new.tunable):
-        new.load_state_dict(old.state_dict())
-    elif model.trained:
+    if type(new) is not type(old) or not changed <= set(new.tunable):
         return False
-    else:
-        start = model.initial_weights()
-        with seeded(seed):
-            new.warm_start(start)
-        model.ready = new.ready_from(start) and not getattr(model.encoder, "has_random_layers", False)
+    new.load_state_dict(old.state_dict())
     model.head, model.head_spec = new, head
     model.eval()
     return True
@@ -121,7 +112,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
             )
     if only_backbone:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
-        model.ready = False
+        ready = False
     else:
         # A module or parameter of an encoder is copied as a whole.
         parts = {name.partition(".")[0] for name in _different(encoder, other_encoder)}
@@ -132,22 +123,23 @@ def start_from(model: Any, other: Any, seed: int) -> None:
         encoder.load_state_dict(shared, strict=False)
         alike = not lost and (encoder.starts_neutral or not new)
         with seeded(seed):
-            _start_head(model, other)
-        model.ready = model.ready and encoder.reads_like(other_encoder) and alike
-    model.trained, model.from_other_model, model.source = model.trained or other.trained, True, ""
+            ready = _start_head(model, other)
+        ready = ready and encoder.reads_like(other_encoder) and alike
+    model.origin, model.source = "copied" if ready else "random", ""
 
 
-def _start_head(model: Any, other: Any) -> None:
-    new, old = model.head, other.head
+def _start_head(model: Any, other: Any) -> bool:
+    """Copy the matching weights of another head; return whether none stay random."""
+    new, old, is_ready = model.head, other.head, other.origin != "random"
     if type(new) is type(old) and not _different(new, old):
         new.load_state_dict(old.state_dict())
-        model.ready = other.ready
-        return
+        return is_ready
     start = replace(model.initial_weights(), final=getattr(old, "final", None))
     # A head that makes sense with a checkpoint's last layer has one for the same vectors.
     if old.ready_from(start):
         new.warm_start(start)
-        model.ready = new.ready_from(start) and other.ready
+        return new.ready_from(start) and is_ready
+    return model.origin != "random"
 
 
 def _different(module: nn.Module, other: nn.Module) -> list[str]:

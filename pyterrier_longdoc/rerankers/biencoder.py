@@ -88,7 +88,7 @@ class BiEncoder(Reranker):
             settings = replace(settings, windows=replace(self, window_size=size).make_windows())
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
         new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)
-        new_model.ready = True
+        new_model.origin = "checkpoint"
         return new_model.eval()
 
     def make_windows(self) -> Windows:

@@ -67,10 +67,10 @@ reranker = ld.MaxSim("{its_name}"{arguments})
 
 def check_exportable(reranker: Any, folder: Path) -> None:
     """Raise an error for a model without weights, or a folder that is not empty."""
-    reranker.need_weights("exported")
+    reranker.require_weights("exported")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
-    if not reranker.model.ready:
+    if reranker.model.origin == "random":
         raise ValueError(f"{reranker!r} has random weights: train it before you export it")
 
 

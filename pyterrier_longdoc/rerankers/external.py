@@ -1,4 +1,4 @@
-"""Functions and transformers in place of a backbone; for models behind servers see `served.py`."""
+"""Functions and transformers in place of a backbone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyterrier as pt
 from ..common.arguments import check_type
 from ..common.key import NoKeyError, description
 from ..common.presentation import changes, described
-from ..modelling.external import ExternalScorer, Scores
+from ..modelling.external import ExternalScorer
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +77,7 @@ class PairScorer(ExternalScorer):
         except NoKeyError as error:
             raise NoKeyError(f"{error}: give PairScorer(..., name=...), and change it when the scores change") from None
 
-    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
+    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> np.ndarray:
         """Return the scores of the function or transformer; ValueError without one finite score for each pair."""
         ask = partial(_transformer_scores, self.scorer) if isinstance(self.scorer, pt.Transformer) else self.scorer
         values = np.zeros(len(texts))
@@ -90,7 +90,7 @@ class PairScorer(ExternalScorer):
                 f"{self!r} gave {len(rows)} of {len(values)} pairs no finite score; the first is {values[rows[0]]}, of "
                 f"the query {queries[rows[0]]!r} and the text {texts[rows[0]][:80]!r}"
             )
-        return Scores(values)
+        return values
 
     def _checked(self, reply: Any, count: int) -> np.ndarray:
         reply = reply.detach().cpu().double() if hasattr(reply, "detach") else reply  # numpy has no bfloat16

@@ -49,7 +49,6 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
     coverage = model.new_coverage()
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
-    coverage.windows_cut = fresh.windows_cut
     rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, queries, strict=True)}
     coverage.add(rows.values())
     scored = Scored(len(keys), coverage)

@@ -23,7 +23,7 @@ class Lora(ReprMixin):
     """Low-rank adapters (Hu et al. 2022) on the frozen backbone and pre-trained aggregator.
 
     Needs `peft`. After training, the adapters are merged into the weights, so that the model is saved and loaded like
-    any other; `save_adapter` stores only the difference. Suitable learning rates are 1e-4 to 1e-3.
+    any other. Suitable learning rates are 1e-4 to 1e-3.
 
     Args:
         rank: the rank of the update of each matrix.

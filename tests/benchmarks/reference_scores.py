@@ -73,13 +73,13 @@ def scores_of(model: Any, frame: pd.DataFrame) -> Values:
     return values
 
 
-def score_of_a_copy(model: Any, frame: pd.DataFrame, *, adapter: bool = False) -> tuple[np.ndarray, Values]:
+def score_of_a_copy(model: Any, frame: pd.DataFrame) -> tuple[np.ndarray, Values]:
     """The scores of a saved and loaded copy, and digests of the weights.
 
     Weights are taken in the order of their values, so that other names in the file change no more than `names`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        (model.save_adapter if adapter else model.save)(folder)
+        model.save(folder)
         files = sorted(Path(folder).rglob("*.safetensors"))
         weights = {f"{file.relative_to(folder)} {name}": t for file in files for name, t in load_file(file).items()}
         again = type(model).load(folder, **FP32).transform(frame)["score"].to_numpy(dtype="float64")
@@ -175,7 +175,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "BiEncoder avg": minilm(ld.BiEncoder, aggregation="avg", windows=ld.SentenceWindows(max_tokens=100)),
     "packaged FirstP": lambda _: ld.FirstP.load("longdoc:firstp", **FP32),
     "packaged MaxP": lambda _: ld.MaxP.load("longdoc:maxp", **SHORT),
-    "packaged AvgP": lambda _: ld.AvgP.load("longdoc:avgp", **SHORT),
+    "packaged AvgP": lambda _: ld.AvgP(ENCODER, window_size=100, **SHORT).start_from(ld.MaxP.load("longdoc:maxp")),
     "packaged PARADE attn": lambda _: ld.PARADE.load("longdoc:parade-attn", **SHORT),
     "LongP longformer": longp(LABELLED, "longformer"),
     "LongP longformer layout": longp(LABELLED, "longformer", layout="longformer"),
@@ -346,24 +346,24 @@ def rotated(frame: pd.DataFrame, folder: Path) -> Values:
 RATES = {"encoder.": 1e-4, "": 1e-3}
 
 
-def after_training(model: Any, frame: pd.DataFrame, adapter: bool = False) -> Values:
+def after_training(model: Any, frame: pd.DataFrame) -> Values:
     """Losses, weights and scores after a fit, and whether a loaded copy scores the same."""
     number = frame.groupby("qid").cumcount()
     qrels = frame[["qid", "docno"]].assign(label=number.mod(3).eq(0).astype(int) + number.mod(6).eq(0))
     model.fit(frame.assign(teacher_score=np.sin(np.arange(len(frame)))), qrels)
     out = model.transform(frame)["score"].to_numpy(dtype="float64")
-    again, weights = score_of_a_copy(model, frame, adapter=adapter)
+    again, weights = score_of_a_copy(model, frame)
     losses = model.history["loss"].to_numpy(dtype="float64")
     return {"loss": losses, "trained score": out, "trained score, loaded": again, **weights}
 
 
-def trained(make: Callable[[Any, Path], Any], adapter: bool = False, **recipe: Any) -> Run:
+def trained(make: Callable[[Any, Path], Any], **recipe: Any) -> Run:
     """A training with a fixed seed."""
 
     def run(frame: pd.DataFrame, folder: Path) -> Values:
         settings = {"epochs": 20, "max_steps": 20, "queries_per_step": 1, "learning_rates": RATES, "seed": 7}
         torch.manual_seed(0)
-        return after_training(make(ld.TrainingArgs(**{**settings, **recipe}), folder), frame, adapter)
+        return after_training(make(ld.TrainingArgs(**{**settings, **recipe}), folder), frame)
 
     return run
 
@@ -385,7 +385,7 @@ TRAININGS = {
     ),
     "CEDR pacrr pointwise": trained(in_tiny(ld.CEDR, aggregation="pacrr"), sampling="pointwise", loss="pointwise_bce"),
     "listwise and rotated": trained(in_tiny(ld.AvgP), sampling="listwise", loss="lambda_loss", augment=rotate),
-    "LoRA as an adapter": trained(in_minilm(ld.MaxP, max_doc_len=150), adapter=True, lora=ld.Lora(rank=4), max_steps=5),
+    "LoRA": trained(in_minilm(ld.MaxP, max_doc_len=150), lora=ld.Lora(rank=4), max_steps=5),
 }
 for name, loss in LOSSES.items():
     kinds = {"loss": name, "sampling": "pairs" if loss.pairs else "listwise", "negatives": 3}

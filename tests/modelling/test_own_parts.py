@@ -123,9 +123,8 @@ def of_a_trained_layer(backbone):
 
 def with_another_aggregation(backbone):
     model = over(Layered, backbone, ld.PARADE, aggregation="avg")
-    assert not model.model.ready
-    model.aggregation = "max"
-    return model
+    assert model.model.origin == "random"
+    return model.apply_attributes(aggregation="max")
 
 
 UNTRAINED = {

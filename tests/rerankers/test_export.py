@@ -128,7 +128,7 @@ REFUSED = {
 def test_models_that_a_classifier_cannot_express_are_not_exported(kind, tmp_path):
     make_it, reason = REFUSED[kind]
     model = make_it(tmp_path / "backbone")
-    model.model.ready = True
+    model.model.origin = "fit"
     with pytest.raises(ValueError, match=reason):
         model.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
@@ -139,9 +139,9 @@ def test_random_weights_are_refused(plain_encoder, tmp_path):
         maxp(plain_encoder).export(tmp_path / "export")
 
 
-def test_a_served_model_is_refused(tmp_path):
+def test_a_function_is_refused(tmp_path):
     with pytest.raises(TypeError, match="exported"):
-        ld.MaxP(ld.ScoreServer("http://127.0.0.1:9")).export(tmp_path / "export")
+        ld.MaxP(ld.PairScorer(zip)).export(tmp_path / "export")
 
 
 def test_a_folder_with_files_is_refused(cross_encoder, tmp_path):

@@ -43,7 +43,7 @@ class Head(nn.Module):
     """What the encoder must return: a vector per window (`"cls"`), also the states of the query's tokens (`"query"`),
     or also the similarities of query and document tokens in the last layer (`"last"`) or in all layers (`"all"`)."""
     from_scores: ClassVar[bool] = False
-    """Whether it only combines window scores, so that a served model or a function can compute them."""
+    """Whether it only combines window scores, so that a function can compute them."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """Options that can change without new weights."""
     neutral: ClassVar[tuple[str, ...]] = ()
