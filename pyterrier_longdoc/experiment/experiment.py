@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_arguments, check_seeds, plain
+from ..common.arguments import check_arguments, check_seeds, to_scalar
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.progress import work_bar
@@ -147,7 +147,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         evaluator.qids,
         evaluator.names,
         statistics,
-        round=plain(round),
+        round=to_scalar(round),
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
         checks=check_runs(outcomes, evaluator.qids, statistics),
         settings={**settings, "papers": list(papers)},

@@ -129,7 +129,7 @@ class Runner:
             cost.seconds = seconds + time.perf_counter() - begin
             coverage = getattr(last, "coverage", None) if self.efficiency else None
             if coverage is not None:
-                cost.texts, cost.windows = coverage.documents, coverage.windows
+                cost.texts, cost.windows = coverage.pairs, coverage.windows
                 cost.tokens, cost.tokens_read = coverage.tokens, coverage.tokens_read
             costs.append(cost)
             frames.append(frame[[column for column in ("qid", "docno", "score") if column in frame.columns]])

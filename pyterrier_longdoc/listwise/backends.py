@@ -208,8 +208,8 @@ def _reply_of(answer: Any) -> Reply:
     positions = getattr(getattr(choice, "logprobs", None), "content", None)
     # Of several tokens with the same text, the first and most likely one counts.
     logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
-    asked, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-    return Reply(text, asked, answered, logprobs=logprobs)
+    requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    return Reply(text, requested, answered, logprobs=logprobs)
 
 
 @dataclass(eq=False, repr=False)

@@ -20,7 +20,7 @@ from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, Inputs, Matches, Pass, QueryStates, Settings, collate, to_dense
+from .inputs import Encoded, Input, PairInputs, Matches, Pass, QueryStates, Settings, collate, to_dense
 from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime
@@ -61,14 +61,14 @@ class WindowEncoder(nn.Module):
     block_characters = BLOCK_CHARACTERS
     supports_openvino = True
     """Whether runtimes other than torch can compute the backbone."""
-    starts_neutral: ClassVar[bool] = False
+    identity_at_start: ClassVar[bool] = False
     """Whether additional layers have no effect before training, so that scores make sense."""
     explains: ClassVar[tuple[str, ...]] = ()
     """Columns that this encoder adds with `explain=True`: the keys of `extra` in the result of `explain`. Those of
     your own encoder begin with `explain_`, so that a later model leaves them out."""
     head_dtype: ClassVar[torch.dtype] = torch.float32
     """The precision of the head."""
-    stands_for = "inputs"
+    vector_kind = "inputs"
     """What a vector after the representation step represents; encoders only share its weights if this is equal."""
 
     build_backbone = staticmethod(build_backbone)
@@ -133,7 +133,7 @@ class WindowEncoder(nn.Module):
     def has_random_layers(self) -> bool:
         """Whether it has random weights apart from the backbone and the representation step."""
         parts = {name.partition(".")[0] for name, _ in self.named_parameters()}
-        return not self.starts_neutral and not parts <= {"backbone", "representation"}
+        return not self.identity_at_start and not parts <= {"backbone", "representation"}
 
     def make_runtime(self, name: str) -> TorchRuntime | OpenVinoRuntime:
         """Return the runtime of this name."""
@@ -158,7 +158,7 @@ class WindowEncoder(nn.Module):
         """Return whether it reads inputs like another encoder whose weights it copies, so that scores make sense."""
         return True
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return encoder-specific explanations for each of P pairs: fields and `extra` of an `Explanation`."""
         return [{} for _ in pairs]
 
@@ -166,7 +166,7 @@ class WindowEncoder(nn.Module):
 
     def forward(
         self,
-        pairs: Sequence[Inputs],
+        pairs: Sequence[PairInputs],
         *,
         needs: str = "cls",
         match: MatchFunction | None = None,

@@ -25,9 +25,9 @@ from ..common.language import named_tokenizer
 from .backbones.architectures import InputRules
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
+from .inputs import CPU, Encoded, Input, PairInputs, Query, Settings, to_dense
 from .readers import Reader, Specials
-from .readers.base import NOTHING, Room
+from .readers.base import NOTHING, TokenLimits
 from .tokens import tokenize
 from .windows import WholeText, Windows
 from .words import Words
@@ -92,17 +92,17 @@ class ExternalReader(Reader):
         """Return as many tokens as the tokenizer adds; they are only counted."""
         return Specials((0,) * backbone.tokenizer.num_special_tokens_to_add(pair=True))
 
-    def room(self) -> Room | None:
-        return Room(*[self.assumed] * 3) if self.counts_words else super().room()
+    def token_limits(self) -> TokenLimits | None:
+        return TokenLimits(*[self.assumed] * 3) if self.counts_words else super().token_limits()
 
-    def fit(self) -> tuple[Windows, int | None]:
+    def adapt(self) -> tuple[Windows, int | None]:
         """See the base class. Windows without a size get a number of words that usually fits; a given size is kept."""
         if not self.counts_words:
-            return super().fit()
-        windows, max_query_len = self.asked()
+            return super().adapt()
+        windows, max_query_len = self.requested()
         has_size = windows.resized(sys.maxsize) == windows
         if not has_size and not (self.longest is None and isinstance(windows, WholeText)):
-            windows, _ = super().fit()
+            windows, _ = super().adapt()
         return windows, max_query_len
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
@@ -156,7 +156,7 @@ class ExternalEncoder(nn.Module):
         nn.init.zeros_(final.bias)
         return WarmStart(final, torch.zeros(1), torch.zeros(1))
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Return the scores of the windows of P pairs: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
         questions = []
         for pair in pairs:
@@ -179,6 +179,6 @@ class ExternalEncoder(nn.Module):
         """Return the scorer's description instead of weights."""
         return self.scorer.describe()
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return no explanations."""
         return [{} for _ in pairs]

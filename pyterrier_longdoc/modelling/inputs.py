@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..common.coverage import Reading
+from ..common.coverage import PairCoverage
 from .layout import LAYOUTS, InputLayout
 from .preselection import WindowSelector
 from .tokens import Span, TokenizedText
@@ -94,14 +94,14 @@ class Query:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Inputs:
+class PairInputs:
     """The inputs of a query and a text."""
 
     query: Query
     text: TokenizedText  # what is read of the text: all, its beginning, or a selection
     spans: list[Span]  # the windows in it, in tokens
     windows: list[Input]  # one for each; empty ones for encoders that read texts in place of token ids
-    row: Reading  # how much is read, for the coverage
+    row: PairCoverage  # how much is read, for the coverage
     query_input: Any = None  # the query's own `Input`; None where it shares those of the windows
 
 

@@ -23,9 +23,9 @@ from .aggregators import Part, VectorTransformer, first_state, join, projection,
 from .backbones.load import Backbone, build_backbone, load_encoder
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
-from .inputs import Encoded, Input, Inputs, Settings, padded, to_dense
+from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
-from .readers.base import NOTHING, Room, specials_of_pair
+from .readers.base import NOTHING, TokenLimits, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
 from .weights import WeightsWatch
 
@@ -43,7 +43,7 @@ class SeparateEncoder(WindowEncoder):
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
-    how: Hashable = None
+    vector_rules: Hashable = None
     """What cached states depend on besides weights and inputs."""
 
     def __init__(self, backbone: Backbone) -> None:
@@ -79,7 +79,7 @@ class SeparateEncoder(WindowEncoder):
         else:
             # Runs score in inference mode, after `refresh` has compared all weights at their start.
             self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
-            setting = side, current_dtype(self.device), self.runtime.name, self.training, self.how
+            setting = side, current_dtype(self.device), self.runtime.name, self.training, self.vector_rules
 
             def make(new: list[int]) -> Iterable[np.ndarray]:
                 return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))
@@ -173,11 +173,11 @@ class LateReader(SeparateReader):
         self.query_specials = query
         return specials
 
-    def room(self) -> Room | None:
-        room = super().room()
+    def token_limits(self) -> TokenLimits | None:
+        room = super().token_limits()
         if self.limit is None:
             return room
-        return Room(*[self.limit] * 3) if room is None else room._replace(both=self.limit)
+        return TokenLimits(*[self.limit] * 3) if room is None else room._replace(both=self.limit)
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         return self._placed(self.specials, content, self.sizes[1])
@@ -224,7 +224,7 @@ class LateInteractionEncoder(SeparateEncoder):
     def projection(self) -> nn.Module:
         return self.interaction.project
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Encode windows as one vector each; there are no other states."""
         reader, counts = self.reader, [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")

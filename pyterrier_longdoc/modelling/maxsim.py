@@ -27,7 +27,7 @@ from .backbones.sentence_transformers_files import kind_of, modules_of, read_jso
 from .backbones.steps import RepresentationSteps
 from .heads.base import WarmStart
 from .heads.maxsim import MaxSimStart
-from .inputs import Encoded, Input, Inputs, Settings, to_dense
+from .inputs import Encoded, Input, PairInputs, Settings, to_dense
 from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .token_vectors import TokenVectors
@@ -150,17 +150,17 @@ class Compared(Encoded):
 class MaxSimReader(SeparateReader):
     """Also expands short queries."""
 
-    def __init__(self, backbone: Backbone, settings: Settings, how: TokenVectors) -> None:
-        self.how = how
-        prefixes, lengths = (how.query_prefix, how.document_prefix), (how.query_length, how.document_length)
+    def __init__(self, backbone: Backbone, settings: Settings, rules: TokenVectors) -> None:
+        self.vector_rules = rules
+        prefixes, lengths = (rules.query_prefix, rules.document_prefix), (rules.query_length, rules.document_length)
         super().__init__(backbone, settings, prefixes=prefixes, lengths=lengths)
-        if how.expand_to > (self.longest or sys.maxsize):
+        if rules.expand_to > (self.longest or sys.maxsize):
             raise ValueError(
-                f"the checkpoint expands queries to {how.expand_to} tokens; its model takes {self.longest}"
+                f"the checkpoint expands queries to {rules.expand_to} tokens; its model takes {self.longest}"
             )
 
     def assemble_query(self, query: np.ndarray) -> Input:
-        return self.how.expanded(super().assemble_query(query))
+        return self.vector_rules.expanded(super().assemble_query(query))
 
 
 class MaxSimEncoder(SeparateEncoder):
@@ -172,7 +172,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     token_pooling: float | None = None
     explains = ("term_places",)
-    stands_for = "tokens"
+    vector_kind = "tokens"
     build_backbone = staticmethod(build_token_backbone)
 
     def __init__(self, backbone: TokenBackbone) -> None:
@@ -184,12 +184,12 @@ class MaxSimEncoder(SeparateEncoder):
         return self.representation
 
     @property
-    def how(self) -> TokenVectors:  # type: ignore[override]
+    def vector_rules(self) -> TokenVectors:  # type: ignore[override]
         """The rules by which tokens get vectors, with the user's pooling."""
-        how, factor = self.vectors_of, self.token_pooling
+        rules, factor = self.vectors_of, self.token_pooling
         if not factor:
             return how
-        return replace(how, pooling=factor, pooling_normalizes=how.pooling_normalizes or how.pooling == 1 < factor)
+        return replace(rules, pooling=factor, pooling_normalizes=rules.pooling_normalizes or rules.pooling == 1 < factor)
 
     def make_reader(self, settings: Settings) -> MaxSimReader:
         return MaxSimReader(self.origin, settings, self.vectors_of)
@@ -205,12 +205,12 @@ class MaxSimEncoder(SeparateEncoder):
     # Vectors.
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
-        how, kept = self.how, [self.vectors_of.kept(one, side) for one in inputs]
-        return [how.finish(self.projection(s).float(), side) for s in self.token_states(inputs, coverage, kept)]
+        rules, kept = self.vector_rules, [self.vectors_of.kept(one, side) for one in inputs]
+        return [rules.finish(self.projection(s).float(), side) for s in self.token_states(inputs, coverage, kept)]
 
     # Comparison.
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
         """Compare P queries and documents."""
         counts = [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")
@@ -228,7 +228,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Explanation.
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
         """Return for each pair its query tokens, the characters of their maxima, and their parts in the score."""
         windows = head.token_windows(encoded)  # (P, Q)
         explanations: list[dict[str, Any]] = []
@@ -245,14 +245,14 @@ class MaxSimEncoder(SeparateEncoder):
             explanations.append({"term_scores": parts, "extra": {"term_places": row}})
         return explanations
 
-    def _characters(self, pair: Inputs, n: int, vector: int) -> Span:
+    def _characters(self, pair: PairInputs, n: int, vector: int) -> Span:
         """Return the characters of a vector of a pair's window, or those of the window if its tokens are pooled.
 
         Special tokens and those of titles have an empty span before the window's first character.
         """
         text, span, window = pair.text, pair.spans[n], pair.windows[n]
         start, end = text.characters(span)
-        if self.how.pooling > 1:
+        if self.vector_rules.pooling > 1:
             return start, end
         place = int(self.vectors_of.kept(window, "document").nonzero()[0][vector])
         token = span[1] - (window.content[1] - place)  # titles come before the window

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..common.coverage import Coverage, Explanation, Reading, Scored
+from ..common.coverage import Coverage, Explanation, PairCoverage, Scored
 from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
 from ..common.key import description
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
-from .inputs import Encoded, Inputs, Settings
+from .inputs import Encoded, PairInputs, Settings
 from .readers import Reader
 from .tokens import serialized
 from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
@@ -34,7 +34,7 @@ WATCHED_BLOCK_CHARACTERS = 100_000
 
 Origin = Literal["checkpoint", "random", "fit", "copied"]
 
-OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
+OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[PairCoverage]], None]
 """Called after each block with the rows of each of its P pairs, their `(P,)` scores and their coverage."""
 
 
@@ -129,7 +129,7 @@ class Model(nn.Module):
         self.history: list[dict[str, Any]] = []
         self.recipe: dict[str, Any] | None = None
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
-        self._rows: dict[int, Reading] | None = None
+        self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None
         self._watch = WeightsWatch()
         self._fingerprint = ""
@@ -193,7 +193,7 @@ class Model(nn.Module):
         offsets: bool = False,
         characters: int | None = None,
         bar: Any = None,
-    ) -> Iterator[tuple[Block, list[Inputs]]]:
+    ) -> Iterator[tuple[Block, list[PairInputs]]]:
         """Read the distinct pairs of a run in blocks, longest texts first, in bounded memory.
 
         The progress bar counts the characters of a block when the caller asks for the next one.
@@ -219,7 +219,7 @@ class Model(nn.Module):
     ) -> Scored:
         """Score R rows in inference mode; `on_block` is called after each block, for callers that store scores."""
         scored = Scored(len(texts), self.new_coverage())
-        table: list[Reading] = []
+        table: list[PairCoverage] = []
         self.encoder.refresh()
         watched = on_block is not None or not getattr(bar, "disable", True)
         characters = WATCHED_BLOCK_CHARACTERS if watched else None
@@ -266,7 +266,7 @@ class Model(nn.Module):
             self._coverage.add(self._rows.values())
             self._rows = self._coverage = None
 
-    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[Inputs]:
+    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
         reader = self.reader
         pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts, offsets=offsets))
@@ -276,7 +276,7 @@ class Model(nn.Module):
 
     # Encode.
 
-    def encode(self, pairs: Sequence[Inputs], coverage: Coverage | None = None) -> Encoded:
+    def encode(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> Encoded:
         """Return the input of the head."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
@@ -302,7 +302,7 @@ class Model(nn.Module):
             )
         return scores
 
-    def explanations(self, encoded: Encoded, pairs: Sequence[Inputs]) -> list[Explanation]:
+    def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> list[Explanation]:
         """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores = self.head.window_scores(encoded).tolist()

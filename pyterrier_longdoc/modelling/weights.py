@@ -101,7 +101,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
     if model.tokenizer.get_vocab() != other.tokenizer.get_vocab():
         raise ValueError("the other model's tokenizer has another vocabulary: give both models the same backbone")
     encoder, other_encoder = model.encoder, other.encoder
-    only_backbone = encoder.stands_for != other_encoder.stands_for or not isinstance(other.head, Head)
+    only_backbone = encoder.vector_kind != other_encoder.vector_kind or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
         different = _different(getattr(encoder, part), getattr(other_encoder, part))
@@ -121,7 +121,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
         )
         shared = {name: value for name, value in other_encoder.state_dict().items() if name not in lost}
         encoder.load_state_dict(shared, strict=False)
-        alike = not lost and (encoder.starts_neutral or not new)
+        alike = not lost and (encoder.identity_at_start or not new)
         with seeded(seed):
             ready = _start_head(model, other)
         ready = ready and encoder.reads_like(other_encoder) and alike

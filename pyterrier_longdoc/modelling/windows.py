@@ -94,7 +94,7 @@ class Windows(ReprMixin, ABC):
     def largest(self) -> int | None:
         """The maximum size of a window in tokens; None if only the backbone limits it."""
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         """Return how many of the `length` tokens of a text the windows cover, before `max_windows` drops any."""
         return length
 
@@ -159,11 +159,11 @@ class Truncate(_TokenWindows):
         [(0, 4)]
     """
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         return min(length, self.largest)
 
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, self.reach(len(tokens)))]
+        return [(0, self.covered_tokens(len(tokens)))]
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,11 +234,11 @@ class FixedGrid(SlidingWindows):
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         return self._select(self.spans(tokens), tokens)
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         return min(length, self.length)
 
     def spans(self, tokens: Any) -> list[Span]:
-        end = self.reach(len(tokens))
+        end = self.covered_tokens(len(tokens))
         return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size, self.stride)]
 
 
@@ -263,11 +263,11 @@ class WholeText(Windows):
     def resized(self, capacity: int) -> Windows:
         return replace(self, size=min(self.size or capacity, capacity))
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         return min(length, self.size or length)
 
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, self.reach(len(tokens)))]
+        return [(0, self.covered_tokens(len(tokens)))]
 
 
 class _TextWindows(Windows):

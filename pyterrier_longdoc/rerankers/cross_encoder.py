@@ -299,11 +299,11 @@ class CrossEncoder(Reranker, pt.Estimator):
         if model is not None and model.origin == "fit" and not resumes:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
-        self.trained_on = told = replace(data.trained_on, validated=validated_on)
+        self.trained_on = summary = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:
-            pt.tqdm.write(f"{name}: {told}")
-        elif not self.verbose and (told.used < told.queries or told.not_found):
+            pt.tqdm.write(f"{name}: {summary}")
+        elif not self.verbose and (summary.used < summary.queries or summary.not_found):
             problem = "some queries or judged documents are left out of the training (see .trained_on)"
             warn(f"{name}: {problem}.", LeftOutWarning)
         model, settings = self.model, None
@@ -325,7 +325,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             coverage.add_rows(*data.draws())
             self.coverage = coverage  # not that of the last validation
             warn_of_coverage(self, coverage, " in fit")
-        if coverage.documents and reports:
+        if coverage.pairs and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")
         return self
 

@@ -146,11 +146,11 @@ def export_vectors(reranker: Any, folder: Path) -> None:
     from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 
     model, encoder = reranker.model, reranker.model.encoder
-    how, words = encoder.how, model.tokenizer.convert_ids_to_tokens
-    reading: dict[str, Any] = {"document_length": how.document_length, "query_length": how.query_length}
-    if how.expand_to:
-        strategy = "fixed" if how.query_length == how.expand_to else "min"
-        filler = {"token": words(how.expand_with), "length": how.expand_to, "attend": how.attends}
+    rules, words = encoder.vector_rules, model.tokenizer.convert_ids_to_tokens
+    reading: dict[str, Any] = {"document_length": rules.document_length, "query_length": rules.query_length}
+    if rules.expand_to:
+        strategy = "fixed" if rules.query_length == rules.expand_to else "min"
+        filler = {"token": words(rules.expand_with), "length": rules.expand_to, "attend": rules.attends}
         reading["query_expansion"] = {"strategy": strategy, **filler}
     tokens: dict[str, Any] = {"module_input_name": TOKENS}
     with quiet(), tempfile.TemporaryDirectory() as backbone:
@@ -162,20 +162,20 @@ def export_vectors(reranker: Any, folder: Path) -> None:
             shape = {"bias": step["bias"], "activation_function": activation, "use_residual": step["residual"]}
             modules.append(Dense(step["inputs"], step["outputs"], **shape, **tokens))
             modules[-1].load_state_dict(layer.state_dict())
-        if how.skipped or how.expand_to:
-            modules.append(MultiVectorMask(list(map(words, how.skipped)), skiplist_tasks=list(how.skips_in)))
-        if how.normalize:
+        if rules.skipped or rules.expand_to:
+            modules.append(MultiVectorMask(list(map(words, rules.skipped)), skiplist_tasks=list(rules.skips_in)))
+        if rules.normalize:
             modules.append(Normalize(**tokens))
-        if how.pooling > 1:
+        if rules.pooling > 1:
             pooling: dict[str, Any] = {
-                "num_protected_tokens": how.protected,
-                "normalize_embeddings": how.pooling_normalizes,
+                "num_protected_tokens": rules.protected,
+                "normalize_embeddings": rules.pooling_normalizes,
             }
-            modules.append(HierarchicalTokenPooling(how.pooling, **pooling))
+            modules.append(HierarchicalTokenPooling(rules.pooling, **pooling))
         MultiVectorEncoder(
             modules=modules,
-            prompts={"query": how.query_prefix, "document": how.document_prefix},
-            similarity_fn_name="meanmaxsim" if how.mean else "maxsim",
+            prompts={"query": rules.query_prefix, "document": rules.document_prefix},
+            similarity_fn_name="meanmaxsim" if rules.mean else "maxsim",
             device="cpu",
         ).save_pretrained(str(folder), create_model_card=False)
     _finish(reranker, folder, _VECTORS_CARD)

@@ -134,7 +134,7 @@ class Reranker(NotebookMixin, pt.Transformer):
     seed: int = argument(42, role="weights")
 
     _sized_by: ClassVar[str] = ""
-    """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
+    """The argument that sets the size of windows; `coverage.truncated` names it for text that windows cut."""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
     def __post_init__(self) -> None:

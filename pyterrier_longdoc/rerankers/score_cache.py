@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.coverage import Reading, Scored
+from ..common.coverage import PairCoverage, Scored
 from ..common.frames import Text, as_document
 from ..common.key import NoKeyError
 from ..common.key import key as key_of
@@ -36,10 +36,10 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     # Entries of the cache also contain the account of what was read.
     account = model.settings.windows_argument, model.settings.max_windows
     store, keys = Store(path), keys_of_pairs(key_of([scored_by, account]), queries, texts)
-    entries: dict[Key, tuple[float, Reading]] = store.get_many(dict.fromkeys(keys), _read)
+    entries: dict[Key, tuple[float, PairCoverage]] = store.get_many(dict.fromkeys(keys), _read)
     new = [row for row, key in enumerate(keys) if key not in entries]
 
-    def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
+    def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[PairCoverage]) -> None:
         if np.isfinite(scores).all():  # otherwise the run ends with an error
             places = [keys[new[group[0]]] for group in rows]
             block: dict[Key, Any] = dict(zip(places, zip(scores.tolist(), readings, strict=True), strict=True))
@@ -56,10 +56,10 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     return scored.checked()
 
 
-def _read(entry: list[Any]) -> tuple[float, Reading]:
+def _read(entry: list[Any]) -> tuple[float, PairCoverage]:
     """Return a score and its row, of which the query is not stored."""
     score, *reading = entry
-    return float(score), Reading("", *reading)
+    return float(score), PairCoverage("", *reading)
 
 
 def keys_of_pairs(scored_by: str, queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:

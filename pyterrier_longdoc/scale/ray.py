@@ -114,8 +114,8 @@ class _Worker:
         with warnings.catch_warnings(record=True) as notices:
             result, coverage = transformed(self.model, frame)
         result = result.drop(columns=added, errors="ignore")
-        told = [(str(notice.message), notice.category) for notice in notices]
-        return {"block": pickle.dumps((number, result, coverage, told))}
+        notices = [(str(notice.message), notice.category) for notice in notices]
+        return {"block": pickle.dumps((number, result, coverage, notices))}
 
 
 def distributed(

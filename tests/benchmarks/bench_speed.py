@@ -128,7 +128,7 @@ def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Set
         forget_embeddings()
         return model(frame.head(rows))["score"].to_numpy()
 
-    return Setting(name, score, lambda: model.coverage.documents_cut)
+    return Setting(name, score, lambda: model.coverage.pairs_truncated)
 
 
 def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]]) -> Setting:

@@ -95,7 +95,7 @@ def test_the_same_prompt_in_two_threads_is_sent_once(path):
     ranker(pd.concat([run, run.assign(qid="other")]))
     assert len(model.asked) == 1
     assert (client.calls, client.cached) == (1, 1)
-    assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
+    assert (ranker.coverage.queries, ranker.coverage.pairs) == (1, 3)  # distinct ones
 
 
 @pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"text": "[1]"}', "7"])

@@ -50,8 +50,8 @@ def test_coverage_counts_what_preselect_left_out():
     ranker = RankGPT(count_cats, preselect=ld.BM25Windows(2), windows=SENTENCES)
     ranker(pd.concat([FRAME, FRAME.assign(qid="2", query="train")]))
     coverage = ranker.coverage
-    assert (coverage.queries, coverage.documents, coverage.documents_cut) == (2, 8, 6)
-    assert coverage.cut == {f"preselect={ranker.preselect!r}": coverage.tokens - coverage.tokens_read}
+    assert (coverage.queries, coverage.pairs, coverage.pairs_truncated) == (2, 8, 6)
+    assert coverage.truncated == {f"preselect={ranker.preselect!r}": coverage.tokens - coverage.tokens_read}
     assert coverage.windows == 2 * (2 + 2 + 1 + 2)
 
 
@@ -61,7 +61,7 @@ def test_max_doc_len_takes_the_best_passages_first(tokenizer):
     ranker = RankGPT(model, preselect=ld.BM25Windows(50), windows=SENTENCES, max_doc_len=15, tokenizer=tokenizer)
     with pytest.warns(TruncationWarning, match="max_doc_len=15"):
         assert order(ranker(FRAME))[:2] == ["b", "d"]
-    assert list(ranker.coverage.cut) == [f"preselect={ranker.preselect!r}", "max_doc_len=15"]
+    assert list(ranker.coverage.truncated) == [f"preselect={ranker.preselect!r}", "max_doc_len=15"]
     count = Tokens(tokenizer).count
     for text in texts(model.asked[0]):
         assert 0 < count(text) <= 15

@@ -117,4 +117,4 @@ def test_no_prompt_is_longer_than_max_prompt_tokens(long_run):
 def test_coverage_names_preselect_as_the_cause_of_omitted_text(long_run):
     ranker = preselecting(judge)
     ranker(long_run)
-    assert list(ranker.coverage.cut) == [f"preselect={ranker.preselect!r}"]
+    assert list(ranker.coverage.truncated) == [f"preselect={ranker.preselect!r}"]

@@ -148,7 +148,7 @@ def test_max_doc_len_limits_each_document():
     with pytest.warns(TruncationWarning, match="max_doc_len=512"):
         RankGPT(model)(LONG)
     assert [lengths(m) for m in model.asked] == [[200, 200, 40], [4000, 400, 40], [2048, 400, 40]]
-    assert (first.coverage.documents_cut, first.coverage.tokens_read, long.coverage.share_read) == (2, 110, 1.0)
+    assert (first.coverage.pairs_truncated, first.coverage.tokens_read, long.coverage.share_read) == (2, 110, 1.0)
 
 
 @pytest.mark.parametrize("budget", [150, 1000])
@@ -181,7 +181,7 @@ def test_coverage_counts_the_tokens_truncated_by_each_limit(limits, room, second
     ranker = RankGPT(model, max_doc_len=500, prompt=ListwisePrompt("single", system=""), **limits)
     with pytest.warns(TruncationWarning):
         assert order(ranker(LONG)) == ["c", "b", "a"]
-    assert ranker.coverage.cut == {"max_doc_len=500": 500, second: 610 - ranker.coverage.tokens_read}
+    assert ranker.coverage.truncated == {"max_doc_len=500": 500, second: 610 - ranker.coverage.tokens_read}
     assert least <= ranker.coverage.tokens_read <= min(room / 4, limits.get("max_prompt_tokens", 10**6))
 
 

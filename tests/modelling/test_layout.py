@@ -116,14 +116,14 @@ def test_coverage_counts_truncation_in_the_shared_layout(tmp_path):
         model = make("FirstP", layout="shared", window_size=10, max_query_len=7, **options)
         model(frame)
         coverage = model.coverage
-        assert (coverage.queries, coverage.queries_cut) == (3, 2)
+        assert (coverage.queries, coverage.queries_truncated) == (3, 2)
         assert (coverage.query_tokens, coverage.query_tokens_read) == (2 + 30 + 15, 2 + 8 + 8)
-        assert (coverage.documents, coverage.documents_cut) == (6, 3)
+        assert (coverage.pairs, coverage.pairs_truncated) == (6, 3)
         assert coverage.tokens == 3 * (40 + 3)
         assert coverage.tokens_read == (17 - 2 + 3) + (17 - 8 + 3) + (17 - 8 + 3)
     model = make("FirstP", layout="shared", window_size=10, max_query_len=7)
     model(tiny.frame([text_of(14)], [short]))  # longer than max_query_len, and read to its end
-    assert not model.coverage.cut
+    assert not model.coverage.truncated
 
 
 @pytest.mark.parametrize(("query", "text"), [("old dog", text_of(20)), (text_of(6), text_of(3)), ("a", "")])

@@ -59,7 +59,7 @@ def test_checkpoints_have_the_scores_of_the_library_that_wrote_them(name):
     found = scores(model, frame(stored["queries"], stored["texts"]))
     np.testing.assert_allclose(found, np.ravel(stored["scores"]), **CLOSE)
     assert model.model.origin != "random"
-    assert model.coverage.windows == model.coverage.documents
+    assert model.coverage.windows == model.coverage.pairs
 
 
 @pytest.mark.parametrize("name", ["st-fixed", "st-min"])
@@ -226,7 +226,7 @@ def test_pooling_by_argument_is_that_of_sentence_transformers():
 def test_pooling_of_a_checkpoint_can_be_switched_off():
     pooled, single = (ld.MaxSim(POOLED, token_pooling=factor) for factor in (None, 1))
     assert (scores(pooled, ROWS) < scores(single, ROWS)).any()
-    assert pooled.model.encoder.how.pooling == 2.0
+    assert pooled.model.encoder.vector_rules.pooling == 2.0
 
 
 # Explanations.

@@ -104,7 +104,7 @@ class Layered(WindowEncoder):
 
 
 class Neutral(Layered):
-    starts_neutral = True
+    identity_at_start = True
 
 
 class Scaled(WindowEncoder):

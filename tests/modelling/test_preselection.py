@@ -73,7 +73,7 @@ def test_every_family_reads_the_best_windows(name, cross_encoder):
     golden = {span for span in spans if GOLD in LONG[slice(*span)]}
     model.preselect = ld.BM25Windows(2)
     chosen = model(results)
-    assert (model.coverage.windows, model.coverage.documents) == (2 + 2 + 1 + 1 + 1, 5)
+    assert (model.coverage.windows, model.coverage.pairs) == (2 + 2 + 1 + 1 + 1, 5)
     assert 0 < model.coverage.tokens_read < model.coverage.tokens
     for row in (0, 2):
         kept = chosen["window_spans"][row]

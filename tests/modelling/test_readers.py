@@ -53,7 +53,7 @@ def backbone(longest=128, *, template=None, prompt="", first_position=None, vect
     )
 
 
-def asked(windows, query=8, **options):
+def requested(windows, query=8, **options):
     return Settings(windows, max_query_len=query, **options)
 
 
@@ -137,7 +137,7 @@ def test_padded_inputs_have_a_fixed_size():
     assert set(apart.assemble_query(ids(11)).types.tolist()) == {0}
 
 
-# Room.
+# TokenLimits.
 
 TRAIL = Template.of("{query} fish {text}")
 
@@ -174,7 +174,7 @@ TRAIL = Template.of("{query} fish {text}")
 def test_queries_and_windows_share_the_longest_input(make, windows, query, expected):
     reader = make(backbone(), asked(windows, query))
     assert (reader.max_query_len, reader.windows.largest) == expected
-    # Room for titles comes out of that of windows.
+    # TokenLimits for titles comes out of that of windows.
     largest = reader.windows.largest
     if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
         titled = make(backbone(), asked(windows, query, repeat_tokens=10))

@@ -157,7 +157,7 @@ def test_as_published_also_scores_windows_of_padding(name, all_windows):
         expected = AGGREGATED[name](all_windows, head).numpy()
     np.testing.assert_allclose(scores(model, DOCUMENTS), expected, atol=1e-5, rtol=1e-5)
     assert model.coverage.windows == len(DOCUMENTS) * len(STARTS)
-    assert model.coverage.documents_cut == 2  # that of 70 tokens, for both queries
+    assert model.coverage.pairs_truncated == 2  # that of 70 tokens, for both queries
     alone = [scores(model, DOCUMENTS.iloc[[row]])[0] for row in range(len(DOCUMENTS))]
     np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=1e-5)
     # Without windows of padding, scores of shorter documents are others.

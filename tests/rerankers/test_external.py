@@ -183,7 +183,7 @@ def test_queries_and_texts_are_truncated_and_counted_in_words(results):
     model = ld.MaxP(ld.PairScorer(spy), max_query_len=2, max_doc_len=3)
     model(tiny.frame(["old  dog in the rain", " snow "], ["the cat", "a red fish in the river"]))
     assert set(spy.asked) == {(query, text) for query in ("old  dog", " snow ") for text in ("the cat", "a red fish")}
-    assert model.coverage.cut == {"max_query_len=2": 3, "max_doc_len=3": 2 * 3}  # of a text that two queries have
+    assert model.coverage.truncated == {"max_query_len=2": 3, "max_doc_len=3": 2 * 3}  # of a text that two queries have
     assert (model.coverage.query_tokens, model.coverage.tokens, model.coverage.tokens_read) == (6, 16, 10)
     model.max_query_len = None
     model(tiny.frame(["old  dog in the rain"], ["the cat"]))

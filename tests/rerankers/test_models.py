@@ -43,8 +43,8 @@ def test_models_of_the_first_window_read_the_first_of_any_windows(name, results)
     beginnings = results.assign(text=[" ".join(text.split()[:7]) for text in results["text"].fillna("")])
     model = make(name, windows=ld.SlidingWords(7, 3), window_size=None)
     np.testing.assert_allclose(scores(model, results), scores(make(name), beginnings), rtol=1e-5)
-    assert model.coverage.windows == model.coverage.documents
-    assert model.coverage.documents_cut == 2  # one text, for two queries
+    assert model.coverage.windows == model.coverage.pairs
+    assert model.coverage.pairs_truncated == 2  # one text, for two queries
     assert model.coverage.tokens_read < model.coverage.tokens
 
 
@@ -88,7 +88,7 @@ def test_a_loaded_model_scores_different_texts_as_before(kind, checkpoint, tmp_p
     assert model.model.encoder.pooling == tiny_long.POOLINGS.get(kind, "cls")
     assert len(set(expected)) == len(expected)
     assert expected.std() > 1e-3
-    assert model.coverage.documents_cut == 0
+    assert model.coverage.pairs_truncated == 0
     model.save(tmp_path)
     restored = ld.LongP.load(tmp_path, device="cpu")
     assert arguments_of(restored) == arguments_of(model)
@@ -101,7 +101,7 @@ def test_texts_longer_than_the_input_of_the_backbone_are_truncated(kind, checkpo
     results.loc[0, "text"] = "the old dog " * 400
     with pytest.warns(ld.TruncationWarning):
         assert np.isfinite(scores(model, results)).all()
-    assert model.coverage.documents_cut == 1
+    assert model.coverage.pairs_truncated == 1
     reader = model.model.reader
     assert reader.windows.largest == reader.longest - 8 - reader.special_tokens()
 
@@ -113,7 +113,7 @@ def test_longp_with_max_doc_len_is_a_firstp_model(kind, checkpoint):
     short = TEXTS["text"].str.split().str.len() <= 2
     np.testing.assert_allclose(cut[short], whole[short], atol=1e-4)
     assert (np.abs(cut - whole)[~short] > 1e-4).all()
-    assert twin.coverage.tokens_read <= 20 * twin.coverage.documents
+    assert twin.coverage.tokens_read <= 20 * twin.coverage.pairs
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_sentence_marks_count_as_tokens(longformer):
     model.max_doc_len = 8
     [start, end] = model(frame).iloc[0]["window_spans"][0]
     assert SENTENCES[start:end] == "a red fish. the old"  # six words and full stops, two marks
-    assert (model.coverage.tokens_read, model.coverage.cut) == (8, {"max_doc_len=8": 9})
+    assert (model.coverage.tokens_read, model.coverage.truncated) == (8, {"max_doc_len=8": 9})
 
 
 def test_a_model_with_sentence_marks_scores_the_same_in_any_batch_and_after_loading(longformer, tmp_path):

@@ -53,7 +53,7 @@ def test_each_step_loads_only_the_texts_it_draws(cross_encoder):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, max_steps=4), text_loader=counting)
     model.fit(run, judged)
     assert list(map(len, counting.asked)) == [6, 6, 6, 6]  # one call for a step: 3 queries with 2 documents each
-    assert model.coverage.documents == len({key for step in counting.asked for key in step}) == 24
+    assert model.coverage.pairs == len({key for step in counting.asked for key in step}) == 24
     assert model.trained_on.candidates == rows
 
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from ...common.coverage import Reading, tokens_in
+from ...common.coverage import PairCoverage, tokens_in
 from ...common.frames import Document, Text, as_document
-from ..inputs import Input, Inputs, Query, Settings
+from ..inputs import Input, PairInputs, Query, Settings
 from ..tokens import Span, TokenizedText, tokenize, tokenize_documents
 from ..windows import Windows
 
@@ -76,7 +76,7 @@ def specials_of_pair(backbone: Any) -> Specials:
     return Specials(tuple(ids[:first]), tuple(ids[middle:second]), tuple(ids[suffix:]), segments, pad_id)
 
 
-class Room(NamedTuple):
+class TokenLimits(NamedTuple):
     """The maximum tokens of a query, of a window with its title, and of both."""
 
     query: int
@@ -119,7 +119,7 @@ class Reader:
         self.longest: int | None = backbone.longest_input
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.specials = self.make_specials(backbone)
-        self.windows, self.max_query_len = self.fit()
+        self.windows, self.max_query_len = self.adapt()
         self.query_limit = self.max_query_len or sys.maxsize  # before a query shares an input with a text
         preselect = settings.preselect
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
@@ -143,18 +143,18 @@ class Reader:
         """Return the number of tokens in an input that belong neither to the query nor to the text."""
         return len(self.specials)
 
-    def room(self) -> Room | None:
+    def token_limits(self) -> TokenLimits | None:
         """Return the limits of a query and a window; None without a limit."""
-        return None if self.longest is None else Room(*[self.longest - self.special_tokens()] * 3)
+        return None if self.longest is None else TokenLimits(*[self.longest - self.special_tokens()] * 3)
 
-    def fit(self) -> tuple[Windows, int | None]:
+    def adapt(self) -> tuple[Windows, int | None]:
         """Return windows that fit into the maximum input length, and the maximum tokens of a query.
 
         With `max_query_len=None`, queries can use the part of the input that windows of a given size leave, or a
         quarter of it if windows have no given size. This limit is the same for all queries of a model, so that no
         score depends on other queries.
         """
-        (windows, max_query_len), room = self.asked(), self.room()
+        (windows, max_query_len), room = self.requested(), self.token_limits()
         if room is None:
             return windows, max_query_len
         if max_query_len is not None:
@@ -170,7 +170,7 @@ class Reader:
             fitted = self.windows_within(windows, min(room.window, room.both - room.both // 4))
         return fitted, min(room.query, room.both - self._size_of(fitted))
 
-    def asked(self) -> tuple[Windows, int | None]:
+    def requested(self) -> tuple[Windows, int | None]:
         """Return the window rule and the maximum tokens of a query before they are fitted."""
         return self.settings.windows, self.settings.max_query_len
 
@@ -220,15 +220,15 @@ class Reader:
         """Return an input from the tokens of a query and of a window with its title."""
         return self.specials.around(query, content)
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         """Return the inputs of P pairs, with their windows and coverage."""
         pairs = []
-        for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
+        for query, text, (document, spans) in zip(queries, texts, self.split(queries, texts), strict=True):
             windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
-            pairs.append(Inputs(query, document, spans, windows, self.row(query, text, document, spans)))
+            pairs.append(PairInputs(query, document, spans, windows, self.row(query, text, document, spans)))
         return pairs
 
-    def cut(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
+    def split(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
         """Return the part of the text that is read and its windows, for each of P pairs."""
         settings = self.settings
         limit = settings.max_doc_len or sys.maxsize
@@ -247,25 +247,25 @@ class Reader:
         ids = document.read(span)
         return ids if len(ids) else self._empty[1]
 
-    def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Reading:
+    def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> PairCoverage:
         """Return the coverage of a pair, with the tokens that each argument truncated."""
-        settings, read, cut = self.settings, tokens_in(spans), Counter[str]()
+        settings, read, truncated = self.settings, tokens_in(spans), Counter[str]()
         if read < len(text):
             within_limit = covered = min(len(text), settings.max_doc_len or len(text))
             if settings.preselect is None:
-                covered = self.windows.reach(within_limit)
-            cut[f"max_doc_len={settings.max_doc_len}"] += len(text) - within_limit
-            cut[self._windows_rule] += within_limit - covered
-            cut[self._choice] += covered - read
+                covered = self.windows.covered_tokens(within_limit)
+            truncated[f"max_doc_len={settings.max_doc_len}"] += len(text) - within_limit
+            truncated[self._windows_rule] += within_limit - covered
+            truncated[self._choice] += covered - read
         if document.title is not None:
-            cut[f"repeat_tokens={settings.repeat_tokens}"] += document.title.tokens - document.title.tokens_read
-        query_cut_by = ""
+            truncated[f"repeat_tokens={settings.repeat_tokens}"] += document.title.tokens - document.title.tokens_read
+        query_truncated_by = ""
         if query.tokens_read < query.tokens:
-            query_cut_by = f"max_query_len={settings.max_query_len}"
+            query_truncated_by = f"max_query_len={settings.max_query_len}"
             if settings.max_query_len is None:
-                query_cut_by = f"the checkpoint's maximum query length of {self.max_query_len}"
+                query_truncated_by = f"the checkpoint's maximum query length of {self.max_query_len}"
         sizes = len(text), read, len(spans), query.tokens, query.tokens_read
-        return Reading(query.text, *sizes, query_cut_by, dict(+cut))
+        return PairCoverage(query.text, *sizes, query_truncated_by, dict(+truncated))
 
     def describe(self) -> dict[str, Any]:
         """Return everything on which inputs depend apart from tokens and windows, JSON-able."""

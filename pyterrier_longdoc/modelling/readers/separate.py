@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..inputs import Input, Inputs, Query, Settings
+from ..inputs import Input, PairInputs, Query, Settings
 from ..templates import prefix_tokens
 from ..tokens import TokenizedText
 from ..windows import Windows
-from .base import NOTHING, Reader, Room, Specials
+from .base import NOTHING, Reader, TokenLimits, Specials
 
 
 class SeparateReader(Reader):
@@ -47,15 +47,15 @@ class SeparateReader(Reader):
         (self.query_specials, self.query_lead), (specials, self.text_lead) = found
         return specials
 
-    def room(self) -> Room | None:
+    def token_limits(self) -> TokenLimits | None:
         if self.longest is None:
             return None
         query, window = self.longest - len(self.query_specials), self.longest - len(self.specials)
-        return Room(query, window, query + window)
+        return TokenLimits(query, window, query + window)
 
-    def asked(self) -> tuple[Windows, int | None]:
+    def requested(self) -> tuple[Windows, int | None]:
         """See the base class; the checkpoint's lengths apply if no argument gives a size."""
-        (windows, query), (query_length, length) = super().asked(), self.lengths
+        (windows, query), (query_length, length) = super().requested(), self.lengths
         longest = self.longest or sys.maxsize
         if query is None and query_length:
             query = max(1, min(query_length, longest) - len(self.query_specials))
@@ -72,16 +72,16 @@ class SeparateReader(Reader):
         """Return the input of a query."""
         return self.query_specials.around(NOTHING, query)
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         """See the base class; each query and each window of a text is assembled once for all pairs."""
-        cuts = self.cut(queries, texts)
+        cuts = self.split(queries, texts)
         query_inputs = {query: self.assemble_query(query.ids) for query in dict.fromkeys(queries)}
         windows = {
             window: self.assemble(NOTHING, self.content(*window))
             for window in dict.fromkeys((document, span) for document, spans in cuts for span in spans)
         }
         return [
-            Inputs(
+            PairInputs(
                 query,
                 document,
                 spans,
