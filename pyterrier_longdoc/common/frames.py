@@ -45,7 +45,7 @@ def is_blank(text: Text) -> bool:
     return not (is_visible(document.text) or is_visible(document.repeated))
 
 
-def on_lines(*parts: str) -> str:
+def join_lines(*parts: str) -> str:
     """Join the non-empty parts, each on a separate line."""
     return "\n".join(filter(None, parts))
 
@@ -186,7 +186,7 @@ def documents_of(
     frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     repeated = zip(*(strings(frame[name], name) for name in field_names(repeat)), strict=True)
     texts = texts_of(frame, window_fields(text_field, repeat), None)
-    return [Document(text, on_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
+    return [Document(text, join_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:

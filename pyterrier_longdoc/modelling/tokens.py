@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..common.files import full_name
-from ..common.frames import Document, on_lines
+from ..common.frames import Document, join_lines
 from ..common.language import TOKEN, named_tokenizer, sentence_starts
 
 Span = tuple[int, int]
@@ -60,7 +60,7 @@ class TokenizedText:
 
     def input_text(self, span: Span) -> str:
         """Return the text of a window, preceded by its title on separate lines."""
-        return on_lines("" if self.title is None else self.title.text, self.window_text(span))
+        return join_lines("" if self.title is None else self.title.text, self.window_text(span))
 
     def head(self, length: int) -> TokenizedText:
         """Return the text truncated to its first `length` tokens."""

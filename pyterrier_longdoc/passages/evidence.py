@@ -189,4 +189,4 @@ class _Source:
 
     def text(self, numbers: list[int]) -> str:
         excerpt = self.passages.excerpt(numbers, ends=False)
-        return frames.on_lines(self.document.repeated, excerpt) if excerpt else ""
+        return frames.join_lines(self.document.repeated, excerpt) if excerpt else ""
