@@ -27,7 +27,7 @@ from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .devices import current_dtype
 from .encoder import WindowEncoder, distinct
-from .inputs import Encoded, Input, Inputs, Pass, QueryStates, Settings, to_dense
+from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
 from .weights import WeightsWatch
@@ -146,7 +146,7 @@ class EmbeddingEncoder(WindowEncoder):
         if self.of_queries is not None:
             self.of_queries.refresh()
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
         queries = (self.of_queries or self).embed([pair.query_input for pair in pairs], coverage, "query")  # (P, H)
         windows = self.embed([one for pair in pairs for one in pair.windows], coverage, "document")  # (V, H)

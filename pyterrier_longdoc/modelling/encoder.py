@@ -21,7 +21,7 @@ from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, Inputs, Matches, Pass, QueryStates, Settings, collate, to_dense
+from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
 from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime
@@ -160,7 +160,7 @@ class WindowEncoder(nn.Module):
         """Return whether it reads inputs like another encoder whose weights it copies, so that scores make sense."""
         return True
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return encoder-specific explanations for each of P pairs: fields and `extra` of an `Explanation`."""
         return [{} for _ in pairs]
 
@@ -168,7 +168,7 @@ class WindowEncoder(nn.Module):
 
     def forward(
         self,
-        pairs: Sequence[Inputs],
+        pairs: Sequence[PairInputs],
         *,
         needs: str = "cls",
         match: MatchFunction | None = None,

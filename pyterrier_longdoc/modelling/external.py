@@ -24,7 +24,7 @@ from ..common.files import full_name
 from ..common.language import named_tokenizer
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
+from .inputs import CPU, Encoded, Input, PairInputs, Query, Settings, to_dense
 from .readers import Reader
 from .tokens import Span, TokenizedText, tokenize
 from .windows import WholeText, Windows
@@ -180,7 +180,7 @@ class ExternalEncoder(nn.Module):
         nn.init.zeros_(final.bias)
         return WarmStart(final, torch.zeros(1), torch.zeros(1))
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Return the scores of the windows of P pairs: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
         questions = []
         for pair in pairs:
@@ -206,6 +206,6 @@ class ExternalEncoder(nn.Module):
         """Return the scorer's description instead of weights."""
         return self.scorer.describe()
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return no explanations."""
         return [{} for _ in pairs]

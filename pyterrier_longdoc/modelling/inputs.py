@@ -93,7 +93,7 @@ class Query:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Inputs:
+class PairInputs:
     """The inputs of a query and a text."""
 
     query: Query

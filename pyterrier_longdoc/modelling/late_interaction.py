@@ -23,7 +23,7 @@ from .aggregators import Part, VectorTransformer, first_state, join, projection,
 from .backbones.load import Backbone, build_backbone, load_encoder
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, by_length, distinct
-from .inputs import Encoded, Input, Inputs, Settings, padded, to_dense
+from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .readers.base import NOTHING, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
@@ -227,7 +227,7 @@ class LateInteractionEncoder(SeparateEncoder):
     def projection(self) -> nn.Module:
         return self.interaction.project
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Encode windows as one vector each; there are no other states."""
         reader, counts = self.reader, [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")

@@ -32,7 +32,7 @@ from .backbones.sentence_transformers_files import kind_of, modules_of, read_jso
 from .backbones.steps import RepresentationSteps
 from .heads.base import WarmStart
 from .heads.maxsim import MaxSimStart
-from .inputs import Encoded, Input, Inputs, Settings, to_dense
+from .inputs import Encoded, Input, PairInputs, Settings, to_dense
 from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .token_vectors import TokenVectors
@@ -236,7 +236,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Comparison.
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
         """Compare P queries and documents."""
         counts = [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")
@@ -254,7 +254,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Explanation.
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
         """Return for each pair its query tokens, the characters of their maxima, and their parts in the score."""
         windows = head.token_windows(encoded)  # (P, Q)
         explanations: list[dict[str, Any]] = []
@@ -271,7 +271,7 @@ class MaxSimEncoder(SeparateEncoder):
             explanations.append({"term_scores": parts, "extra": {"term_places": row}})
         return explanations
 
-    def _characters(self, pair: Inputs, n: int, vector: int) -> Span:
+    def _characters(self, pair: PairInputs, n: int, vector: int) -> Span:
         """Return the characters of a vector of a pair's window, or those of the window if its tokens are pooled.
 
         Special tokens, those of titles, and pooled ones of a window of several blocks have an empty span before the

@@ -20,7 +20,7 @@ from ..common.frames import Text, factorize
 from ..common.signals import take_back_signals
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
-from .inputs import Encoded, Inputs, Settings
+from .inputs import Encoded, PairInputs, Settings
 from .readers import Reader
 from .tokens import serialized
 from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head, warm_start
@@ -194,7 +194,7 @@ class Model(nn.Module):
         offsets: bool = False,
         characters: int | None = None,
         bar: Any = None,
-    ) -> Iterator[tuple[Block, list[Inputs]]]:
+    ) -> Iterator[tuple[Block, list[PairInputs]]]:
         """Read the distinct pairs of a run in blocks, longest texts first, in bounded memory.
 
         The progress bar counts the characters of a block when the caller asks for the next one.
@@ -268,7 +268,7 @@ class Model(nn.Module):
             self._coverage.add(self._rows.values())
             self._rows = self._coverage = None
 
-    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[Inputs]:
+    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
         reader = self.reader
         pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts, offsets=offsets))
@@ -278,7 +278,7 @@ class Model(nn.Module):
 
     # Encode.
 
-    def encode(self, pairs: Sequence[Inputs], coverage: Coverage | None = None) -> Encoded:
+    def encode(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> Encoded:
         """Return the input of the head."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
@@ -304,7 +304,7 @@ class Model(nn.Module):
             )
         return scores
 
-    def explanations(self, encoded: Encoded, pairs: Sequence[Inputs]) -> list[Explanation]:
+    def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> list[Explanation]:
         """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores = self.head.window_scores(encoded).tolist()

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..common.coverage import Coverage
 from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder
-from .inputs import Encoded, Inputs, Matches, QueryStates, Settings, padded, to_dense
+from .inputs import Encoded, Matches, PairInputs, QueryStates, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .word_vectors import WordBackbone, build_word_backbone
 
@@ -74,7 +74,7 @@ class TKLEncoder(WindowEncoder):
 
     def forward(
         self,
-        pairs: Sequence[Inputs],
+        pairs: Sequence[PairInputs],
         *,
         match: MatchFunction | None = None,
         coverage: Coverage | None = None,

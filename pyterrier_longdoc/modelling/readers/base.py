@@ -16,7 +16,7 @@ import torch
 from ...common.coverage import Reading, tokens_in
 from ...common.frames import Document, Text, as_document
 from ..backbones.architectures import InputRules
-from ..inputs import Input, Inputs, Query, Settings
+from ..inputs import Input, PairInputs, Query, Settings
 from ..tokens import Span, TokenizedText, tokenize, tokenize_documents
 from ..windows import Windows
 
@@ -209,12 +209,12 @@ class Reader(ABC):
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return an input from the tokens of a query and of a window with its title."""
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         """Return the inputs of P pairs, with their windows and coverage."""
         pairs = []
         for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
             windows = self.window_inputs(query, document, spans)
-            pairs.append(Inputs(query, document, spans, windows, self.row(query, text, document, spans)))
+            pairs.append(PairInputs(query, document, spans, windows, self.row(query, text, document, spans)))
         return pairs
 
     def window_inputs(self, query: Query, document: TokenizedText, spans: list[Span]) -> list[Input]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..inputs import Input, Inputs, Query, Settings
+from ..inputs import Input, PairInputs, Query, Settings
 from ..templates import prefix_tokens
 from ..tokens import TokenizedText
 from ..windows import Windows
@@ -75,7 +75,7 @@ class SeparateReader(Reader):
         """Return the input of a query."""
         return self.query_specials.around(NOTHING, query)
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         """See the base class; each query and each window of a text is assembled once for all pairs."""
         cuts = self.cut(queries, texts)
         query_inputs = {query: self.assemble_query(query.ids) for query in dict.fromkeys(queries)}
@@ -84,7 +84,7 @@ class SeparateReader(Reader):
             for window in dict.fromkeys((document, span) for document, spans in cuts for span in spans)
         }
         return [
-            Inputs(
+            PairInputs(
                 query,
                 document,
                 spans,
