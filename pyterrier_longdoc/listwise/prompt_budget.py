@@ -125,7 +125,9 @@ class PromptBudget(Tokens):
             length, tokens = self._length_of(text), excerpt.tokens
             eligible = max(tokens, self._excerpt(query, text, sys.maxsize).tokens)
             truncated = Counter({self.chosen_by: length - eligible})
-            truncated[f"max_doc_len={self.max_doc_len}"] = eligible - max(tokens, min(self.max_doc_len or eligible, eligible))
+            truncated[f"max_doc_len={self.max_doc_len}"] = eligible - max(
+                tokens, min(self.max_doc_len or eligible, eligible)
+            )
             truncated[excerpt.truncated_by] += length - tokens - truncated.total()
             rows.append(PairCoverage(query, length, tokens, excerpt.passages, truncated=truncated))
         coverage.add(rows)

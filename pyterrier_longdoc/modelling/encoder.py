@@ -20,7 +20,7 @@ from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, PairInputs, Matches, Pass, QueryStates, Settings, collate, to_dense
+from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
 from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime

@@ -189,7 +189,9 @@ class MaxSimEncoder(SeparateEncoder):
         rules, factor = self.vectors_of, self.token_pooling
         if not factor:
             return how
-        return replace(rules, pooling=factor, pooling_normalizes=rules.pooling_normalizes or rules.pooling == 1 < factor)
+        return replace(
+            rules, pooling=factor, pooling_normalizes=rules.pooling_normalizes or rules.pooling == 1 < factor
+        )
 
     def make_reader(self, settings: Settings) -> MaxSimReader:
         return MaxSimReader(self.origin, settings, self.vectors_of)

@@ -30,8 +30,8 @@ LEAST_WEIGHTS = 5_000_000
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest error of an export, relative to the norm of the states. That of a wrong export is about 1."""
 
-PairInputs = dict[str, Any]
-Form = Callable[[PairInputs], torch.Tensor]
+BackboneInputs = dict[str, Any]
+Form = Callable[[BackboneInputs], torch.Tensor]
 """Another form of a backbone: from the named inputs of a Hugging Face encoder to its last state `(V, T, H)`."""
 
 
@@ -97,7 +97,7 @@ class TorchRuntime:
     def begin(self, backbone: Any) -> None:
         """Prepare for a run; torch needs no preparation."""
 
-    def __call__(self, backbone: Any, inputs: PairInputs) -> torch.Tensor:
+    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`."""
         states: torch.Tensor = backbone(**inputs).last_hidden_state
         return states
@@ -126,7 +126,7 @@ class OpenVinoRuntime:
             if self._forms and self._weights.changed(backbone, contents=True):
                 self._forms.clear()
 
-    def __call__(self, backbone: Any, inputs: PairInputs) -> torch.Tensor:
+    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`; in training and with gradients torch computes it."""
         with self._lock:
             if torch.is_grad_enabled() or backbone.training:
@@ -144,7 +144,7 @@ class OpenVinoRuntime:
         return form(inputs)
 
 
-def with_mask(inputs: PairInputs) -> PairInputs:
+def with_mask(inputs: BackboneInputs) -> BackboneInputs:
     """Return inputs in a fixed order with an attention mask, so that one export serves all passes."""
     return {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
 
@@ -214,7 +214,7 @@ class ByPosition(nn.Module):
         return self.backbone(**dict(zip(self.names, tensors, strict=True))).last_hidden_state
 
 
-def _example(backbone: Any, names: tuple[str, ...], windows: int, tokens: int) -> PairInputs:
+def _example(backbone: Any, names: tuple[str, ...], windows: int, tokens: int) -> BackboneInputs:
     """Return random inputs; the last window has padding."""
     mask = torch.ones(windows, tokens, dtype=torch.long)
     mask[-1, tokens // 2 :] = 0

@@ -13,7 +13,7 @@ from ..inputs import Input, PairInputs, Query, Settings
 from ..templates import prefix_tokens
 from ..tokens import TokenizedText
 from ..windows import Windows
-from .base import NOTHING, Reader, TokenLimits, Specials
+from .base import NOTHING, Reader, Specials, TokenLimits
 
 
 class SeparateReader(Reader):
