@@ -28,7 +28,7 @@ class PairCoverage:
         query_tokens: the number of tokens of the query.
         query_tokens_read: the number of tokens of the query after truncation.
         query_truncated_by: the argument that truncates the query, with its value.
-        truncated: the number of unread tokens (of the text and of repeated columns) by the argument that truncates them.
+        truncated: unread tokens (of the text and of repeated columns) by the argument that truncates them.
     """
 
     query: str

@@ -20,7 +20,7 @@ def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]
     """
     rows: dict[str, dict[str, float]] = {}
     for name, total in ((name, Cost.total(runs)) for name, runs in costs.items() if runs):
-        documents, texts, tokens = (number or np.nan for number in (total.pairs, total.texts, total.tokens))
+        documents, texts, tokens = (number or np.nan for number in (total.documents, total.texts, total.tokens))
         rows[name] = {
             "ms/query": 1000 * total.seconds / total.queries,
             "rerank ms/query": 1000 * total.rerank_seconds / total.queries,

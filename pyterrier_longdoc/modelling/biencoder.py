@@ -126,7 +126,7 @@ class EmbeddingEncoder(WindowEncoder):
             return SeparateReader(self.origin, settings, **options)
         return SpreadReader(self.origin, settings, self.position_step, **options)
 
-    def token_limits(self, length: int) -> int:
+    def window_limit(self, length: int) -> int:
         """Return the maximum number of tokens of a window in inputs of this length, within the backbone's limit."""
         specials, _ = specials_of_text(self.origin, self.prefixes[1])
         return max(1, min(length, self.origin.longest_input or sys.maxsize) - len(specials))

@@ -188,7 +188,7 @@ class MaxSimEncoder(SeparateEncoder):
         """The rules by which tokens get vectors, with the user's pooling."""
         rules, factor = self.vectors_of, self.token_pooling
         if not factor:
-            return how
+            return rules
         return replace(
             rules, pooling=factor, pooling_normalizes=rules.pooling_normalizes or rules.pooling == 1 < factor
         )

@@ -84,7 +84,7 @@ class BiEncoder(Reranker):
         )
         length, sizes = shared.settings.document_length, (self.windows, self.window_size)
         if length is not None and sizes == (None, None):
-            size = min(encoder.room(length), settings.windows.largest or length)
+            size = min(encoder.window_limit(length), settings.windows.largest or length)
             settings = replace(settings, windows=replace(self, window_size=size).make_windows())
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
         new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)

@@ -111,10 +111,10 @@ class _Worker:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         number, frame, added = pickle.loads(row["block"])
-        with warnings.catch_warnings(record=True) as notices:
+        with warnings.catch_warnings(record=True) as caught:
             result, coverage = transformed(self.model, frame)
         result = result.drop(columns=added, errors="ignore")
-        notices = [(str(notice.message), notice.category) for notice in notices]
+        notices = [(str(notice.message), notice.category) for notice in caught]
         return {"block": pickle.dumps((number, result, coverage, notices))}
 
 

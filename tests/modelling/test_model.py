@@ -179,7 +179,7 @@ def test_coverage_counts_documents_windows_queries_and_tokens(backbone):
     texts = [text_of(95), text_of(40), text_of(41), text_of(15), text_of(95), ""]
     coverage = scorer.score(queries, texts).coverage
     assert coverage == Coverage(
-        documents=6,  # the text of 95 tokens is there for two queries
+        pairs=6,  # the text of 95 tokens is there for two queries
         pairs_truncated=3,  # 95 twice, and 41
         tokens=95 + 40 + 41 + 15 + 95 + 0,
         tokens_read=40 + 40 + 40 + 15 + 40 + 0,

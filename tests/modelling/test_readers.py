@@ -122,16 +122,16 @@ def test_inputs_of_a_pass_are_padded_at_their_end():
 
 def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_path):
     loaded = load_backbone(tiny.checkpoint(tmp_path, "roberta"))
-    reader = PaddedReader(loaded, asked(Truncate(4), 3, layout=LAYOUTS["padded"]))
+    reader = PaddedReader(loaded, requested(Truncate(4), 3, layout=LAYOUTS["padded"]))
     one = reader.assemble(ids(11, 12), ids(21, 22))
     assert one.ids.tolist() == [2, 11, 12, 0, 3, 21, 22, 0, 0, 3]
     assert one.positions.tolist() == list(range(1, 1 + 3 + 3 + 4))
 
 
 def test_padded_inputs_have_a_fixed_size():
-    reader = PaddedReader(backbone(), asked(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
+    reader = PaddedReader(backbone(), requested(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
     assert (reader.query_size, len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
-    apart = LateReader(backbone(), asked(SLIDING, layout=LAYOUTS["padded"]))
+    apart = LateReader(backbone(), requested(SLIDING, layout=LAYOUTS["padded"]))
     assert len(apart.assemble_query(ids(11))) == 3 + 8
     assert len(apart.assemble(ids(), ids(21))) == 3 + 40
     assert set(apart.assemble_query(ids(11)).types.tolist()) == {0}
@@ -172,12 +172,12 @@ TRAIL = Template.of("{query} fish {text}")
     ],
 )
 def test_queries_and_windows_share_the_longest_input(make, windows, query, expected):
-    reader = make(backbone(), asked(windows, query))
+    reader = make(backbone(), requested(windows, query))
     assert (reader.max_query_len, reader.windows.largest) == expected
-    # TokenLimits for titles comes out of that of windows.
+    # Room for titles comes out of that of windows.
     largest = reader.windows.largest
     if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
-        titled = make(backbone(), asked(windows, query, repeat_tokens=10))
+        titled = make(backbone(), requested(windows, query, repeat_tokens=10))
         assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
 
 
