@@ -17,15 +17,14 @@ _PUBLIC = {
     "rerankers.reranker": ["PrecisionWarning"],
     "rerankers.models": [
         "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "CEDR",
-        "NeuralModel1", "TKL", "LongP",
+        "NeuralModel1", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
-    "rerankers.maxsim": ["MaxSim", "MaxSimWindows"],
-    "rerankers.calibrated": ["Above", "Calibrated"],
+    "rerankers.maxsim": ["MaxSim"],
+    "rerankers.calibrated": ["Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
-    "rerankers.served": ["ScoreServer"],
-    "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows", "WordEmbeddingWindows"],
+    "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "common.arguments": ["argument"],
     "modelling.heads": ["Head"],
     "modelling.windows": [
@@ -34,7 +33,7 @@ _PUBLIC = {
     ],
     "modelling.layout": ["InputLayout"],
     "modelling.templates": ["Template"],
-    "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
+    "modelling.preselection": ["FirstK", "BM25Windows"],
     "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
@@ -45,12 +44,11 @@ _PUBLIC = {
         "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
     ],
     "scale": ["distributed"],
-    "data": ["far_relevant", "read_far_relevant", "from_passage_qrels", "needle"],
+    "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
-        "evidence_recall", "reliability",
+        "evidence_recall",
     ],
-    "analysis.invariance": ["check_invariance"],
     "analysis.show": ["show"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

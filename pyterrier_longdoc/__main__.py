@@ -38,9 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.output)
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
     models = demo.rerankers(args.backbone, out / "scores.sqlite")
-    _ = models["FirstP"].model  # fails for a misspelt backbone before scores of an earlier job are deleted
-    if not args.resume:
-        (out / "scores.sqlite").unlink(missing_ok=True)
     with warnings.catch_warnings():
         # The output already reports unread text and failed checks.
         warnings.simplefilter("ignore", TruncationWarning)
@@ -134,21 +131,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=7, help=depth)
     baseline = "system against which the others are tested (default BM25)"
     parser.add_argument("--baseline", default="BM25", choices=("BM25", *demo.MODELS, demo.SUM), help=baseline)
-    parser.add_argument("--output", default="longdoc-demo", help="folder for runs, tables and the figure")
-    parser.add_argument("--resume", action="store_true", help="reuse the scores of an interrupted job")
+    parser.add_argument("--output", default="longdoc-demo", help="folder for scores, runs, tables and the figure")
     parser.add_argument("--seed", type=int, default=42, help="random seed of the samples (default 42)")
     args = parser.parse_args(argv)
     if args.queries < 0 or args.depth < 1:
         parser.error(f"--queries must be at least 0 and --depth at least 1, not {args.queries} and {args.depth}")
-    if args.resume and not (Path(args.output) / "scores.sqlite").is_file():
-        parser.error(f"--resume needs the scores of an earlier job, but {args.output} has none")
     return args
 
 
 EXAMPLES = """examples:
-  python -m pyterrier_longdoc                                    both parts, in about five minutes
-  python -m pyterrier_longdoc --queries 200 --depth 20 --resume  more topics and documents; earlier scores are reused
-  python -m pyterrier_longdoc --collection my-collection         your own documents, topics and judgements
+  python -m pyterrier_longdoc                             both parts, in about five minutes
+  python -m pyterrier_longdoc --queries 200 --depth 20    more topics and documents; earlier scores are reused
+  python -m pyterrier_longdoc --collection my-collection  your own documents, topics and judgements
   python -m pyterrier_longdoc --backbone cross-encoder/ms-marco-MiniLM-L6-v2
 """
 

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from hypothesis import settings
 
-from pyterrier_longdoc.common import key
 from pyterrier_longdoc.modelling.heads import base
 
 from .support import terrier, tiny
@@ -83,10 +82,3 @@ def terrier_index(terrier_started, tmp_path_factory):
 @pytest.fixture
 def results() -> pd.DataFrame:
     return tiny.results()
-
-
-@pytest.fixture
-def tests_are_installed(monkeypatch):
-    """Classes of the tests count as those of an installed package, not as user code."""
-    version_of = key.version_of
-    monkeypatch.setattr(key, "version_of", lambda module: "1" if module.startswith("tests.") else version_of(module))

@@ -79,16 +79,6 @@ def computed(monkeypatch):
     return numbers
 
 
-@pytest.mark.slow
-def test_a_misspelt_option_deletes_no_scores(tmp_path):
-    scores = tmp_path / "scores.sqlite"
-    scores.write_bytes(b"hours of work")
-    for option in ("--collection", "--backbone"):
-        with pytest.raises((ValueError, OSError), match="/no/such/folder"):
-            command.main(["--output", str(tmp_path), option, "/no/such/folder"])
-        assert scores.read_bytes() == b"hours of work"
-
-
 def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, recwarn, computed):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]
@@ -110,14 +100,12 @@ def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, recwa
     assert screen(printed.err) == ["Experiment"]
     assert not [each for each in recwarn if issubclass(each.category, TruncationWarning | ExperimentWarning)]
 
-    # The sum has the models' scores, and a resumed job those of the first one.
+    # The sum has the models' scores, and another job reads those of the first one.
     assert sum(computed) == 4 * len(FACTS) * len(FACTS)
     computed.clear()
-    assert command.main([*arguments, "--resume"]) == 0
+    assert command.main(arguments) == 0
     assert sum(computed) == 0
     pd.testing.assert_frame_equal(table, pd.read_csv(out / "natural" / "table.csv").set_index("name"))
-    assert command.main(arguments) == 0
-    assert sum(computed) == 4 * len(FACTS) * len(FACTS)
 
 
 def test_all_systems_share_one_retrieval(collection):
@@ -169,7 +157,7 @@ def test_the_demo_has_two_parts(docstrings, tmp_path, capsys, computed):
     assert printed.out.endswith(f"runs, tables and comparison.png are in {out}/\n")
     assert sum(computed) > 0
     computed.clear()
-    assert command.main([*arguments, "--resume"]) == 0
+    assert command.main(arguments) == 0
     assert sum(computed) == 0
 
 
@@ -230,13 +218,9 @@ def test_the_figure_has_a_panel_for_each_part():
         (["--baseline", "PL2"], "PL2"),
         (["--depth", "0"], "--depth"),
         (["--queries", "-3"], "--queries"),
-        (["--resume", "--output", "no-such-folder"], "--resume needs"),
     ],
 )
-def test_wrong_arguments_delete_no_scores(arguments, named, tmp_path, capsys):
-    scores = tmp_path / "scores.sqlite"
-    scores.write_bytes(b"hours of work")
+def test_wrong_arguments_are_refused_by_name(arguments, named, capsys):
     with pytest.raises(SystemExit):
-        command.main(["--output", str(tmp_path), *arguments])
+        command.main(arguments)
     assert named in capsys.readouterr().err
-    assert scores.read_bytes() == b"hours of work"

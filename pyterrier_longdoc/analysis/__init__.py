@@ -6,15 +6,14 @@ from .estimators import Estimator, best_chunk, first_above
 from .evidence import EvidenceRecall, evidence_recall
 from .judging import RelevanceJudge, agreement
 from .locating import PassageLocator
-from .positions import PositionWarning, RelevantPositions, relevant_positions
+from .positions import RelevantPositions, relevant_positions
 from .query_groups import by_document_length, by_query_value, plot_document_length
-from .reliability import Reliability, reliability
 from .sensitivity import PositionSensitivity, position_sensitivity
 
 __all__ = [
-    "Estimator", "EvidenceRecall", "PassageLocator", "PositionEffectiveness", "PositionSensitivity", "PositionWarning",
-    "RelevanceJudge", "RelevantPositions", "Reliability", "agreement", "best_chunk", "by_document_length",
+    "Estimator", "EvidenceRecall", "PassageLocator", "PositionEffectiveness", "PositionSensitivity",
+    "RelevanceJudge", "RelevantPositions", "agreement", "best_chunk", "by_document_length",
     "by_query_value", "calibrated_on_nonrelevant", "calibrated_on_positions", "effectiveness_by_position",
     "evidence_recall", "first_above", "nonrelevant", "plot_document_length", "position_sensitivity",
-    "relevant_positions", "reliability",
+    "relevant_positions",
 ]  # fmt: skip

@@ -14,9 +14,6 @@ import numpy as np
 
 from ..modelling.tokens import Span
 
-SHIFT = 0.5
-"""A moderate shift of a threshold, in standard deviations of the grades of all chunks."""
-
 
 class Estimator(ABC):
     """Chooses the chunk in which the relevant text begins: `best_chunk` or `first_above(threshold)`."""
@@ -135,26 +132,3 @@ class JudgedDocument:
         """Return the first token of the chosen chunk; NaN if there is none."""
         chunk = estimator(self.numbers)
         return float("nan") if chunk is None else float(self.chunks[chunk][0][0])
-
-
-def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> np.ndarray | None:
-    """Return the median positions, `(3,)`, for a slightly lower threshold, this one, and a slightly higher one.
-
-    The lower threshold is `SHIFT` below the next grade above the threshold, the higher one `SHIFT` above the next grade
-    below, so that shifts between two of a few grades have no effect. Only documents with a position for all three
-    thresholds count. Returns None if there are none, or if some chunks were not judged.
-    """
-    judged = [document for document in documents if not document.reason]
-    if not judged or not all(document.complete for document in judged):
-        return None
-    numbers = np.concatenate([document.numbers for document in judged])
-    numbers = numbers[~np.isnan(numbers)]
-    below = numbers[numbers <= threshold].max(initial=-np.inf)
-    above = numbers[numbers > threshold].min(initial=np.inf)
-    if np.isinf(above):
-        return None
-    shift = SHIFT * np.std(numbers)
-    thresholds = (above - shift, threshold, below + shift if np.isfinite(below) else threshold)
-    firsts = np.array([[document.first_token(FirstAbove(t)) for t in thresholds] for document in judged])
-    firsts = firsts[~np.isnan(firsts).any(axis=1)]
-    return np.median(firsts, axis=0) if len(firsts) else None

@@ -113,7 +113,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
       truncated the document or `preselect` selected chunks.
 
     Args:
-        llm: an `LLMClient` (with cache, prices and spend cap), a backend, or a function from messages to a string.
+        llm: an `LLMClient` (with a cache and counts of tokens), a backend, or a function from messages to a string.
         chunk_tokens: the maximum number of tokens of a chunk. Only longer sentences are split.
         max_chunks: judge only the first chunks of a document; None for all.
         preselect: selects the chunks to judge by the query, instead of `max_chunks`: `FirstK`, `BM25Windows`,
@@ -180,7 +180,6 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         Raises:
             UnreadableReplyError: if no reply is readable and `on_failure` is `"raise"`.
             BackendError: if the model cannot be called.
-            SpendCapError: if the next call could exceed the spend cap. The replies so far stay in the cache.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
@@ -193,7 +192,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         return inp.assign(**rows.astype(JUDGEMENT_COLUMNS))
 
     def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Any, ...]]:
-        """Return the values of `JUDGEMENT_COLUMNS` for each (query, text); the qids are for errors and the ledger."""
+        """Return the values of `JUDGEMENT_COLUMNS` for each (query, text); the qids are for errors."""
         # Chunked before threads start, because they must not share a tokenizer.
         spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
         selection = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}

@@ -31,7 +31,7 @@ from ..common.progress import work_bar
 from ..common.warnings import warn
 from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
-from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, threshold_effect
+from .estimators import Estimator, JudgedDocument, best_chunk
 from .judging import chunks_of, judge_chunks
 from .locating import PassageLocator
 
@@ -49,10 +49,6 @@ _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"
 _CHUNK_COLUMNS = {"grade": "float64", **dict.fromkeys(["chunk", "chunks", "judged", "unjudged", "unread"], "Int64")}
 _ESTIMATORS = "an Estimator: best_chunk or first_above(threshold)"
 _INTEGERS = ("first_token", "end_token", "length", "start", "end")
-
-
-class PositionWarning(UserWarning):
-    """Positions depend more on the threshold than on the documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,9 +249,6 @@ def relevant_positions(
 
     Warns:
         TruncationWarning: if `max_chunks` leaves text unread, which could contain the relevant passage.
-        PositionWarning: if a slightly lower or higher threshold (by half the standard deviation of the scores) moves
-            the median position of the same documents by more than a chunk, or if more than half of the chunks are above
-            the threshold. Not checked if the judge stops at the first relevant chunk.
 
     Example:
         `ld.relevant_positions(topics, qrels, corpus, judge=ld.RelevanceJudge(backend))`
@@ -368,7 +361,7 @@ def _chunk(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | 
 
 
 def _estimate(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
-    """Return the positions; warn if they are unreliable."""
+    """Return the positions; warn about unread text."""
     rows = [document.position(estimator) for document in judged]
     positions = RelevantPositions(_frame(pairs, rows, _CHUNK_COLUMNS), judged)
     unread = positions.frame["unread"].fillna(0)
@@ -376,28 +369,7 @@ def _estimate(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: 
         tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
         message = f"{tokens} in {(unread > 0).sum()} of {len(unread)} documents were not judged because of max_chunks"
         warn(f"relevant_positions: {message} (see column unread); max_chunks=None judges all.", TruncationWarning)
-    if isinstance(estimator, FirstAbove) and all(document.complete for document in judged):
-        _warn_of_threshold(judged, estimator)
     return positions
-
-
-def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) -> None:
-    numbers = [number for document in judged if document.limit > 1 for number in document.numbers]
-    share = float(np.mean(np.array(numbers) > estimator.threshold)) if numbers else 0.0
-    medians = threshold_effect(judged, estimator.threshold)
-    chunk = max((end - start for document in judged for (start, end), _ in document.chunks), default=0)
-    if share > 0.5:
-        # Then the first chunk is usually above it, wherever the relevant text is.
-        message = f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}, so positions are early"
-    elif medians is not None and np.ptp(medians) > chunk:
-        low, median, high = medians
-        message = (
-            f"the median position is {median:,.0f} with {estimator!r}, but {low:,.0f} with a lower and {high:,.0f} "
-            f"with a higher threshold (by half the standard deviation of the grades)"
-        )
-    else:
-        return
-    warn(f"relevant_positions: {message}. Use best_chunk, which needs no threshold.", PositionWarning)
 
 
 def texts_of_corpus(

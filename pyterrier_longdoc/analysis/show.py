@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,10 +39,6 @@ _STYLE = """
 .ld-show .unread > .text { border-left: 3px dotted currentColor; opacity: .6; font-style: italic; }
 .ld-show u { text-decoration: underline; text-decoration-thickness: 2px; text-underline-offset: 3px; }
 """.strip()
-
-
-LONGEST_WORD = 30
-"""Maximum number of characters by which a shade is widened."""
 
 
 class _Part(NamedTuple):
@@ -81,26 +76,12 @@ class _ShownDocument:
 
     def parts(self) -> Iterator[_Part]:
         """Yield the text in parts, split wherever a shaded window or a place starts or ends."""
-        spans = self.shaded
+        spans = self.spans
         ends = sorted({0, len(self.text), *itertools.chain.from_iterable([*spans, *self.places])})
         for start, end in itertools.pairwise(ends):
             windows = tuple(i for i, (a, b) in enumerate(spans) if a <= start and end <= b)
             is_place = any(a <= start and end <= b for a, b in self.places)
             yield _Part(start, end, windows, self.text[start:end], is_place)
-
-    @cached_property
-    def shaded(self) -> list[tuple[int, int]]:
-        """The windows, widened to whole words, except in long words and in scripts without spaces."""
-        # A letter of a script without upper and lower case is in no word here.
-        in_word = [character.isdigit() or character.lower() != character.upper() for character in self.text]
-
-        def edge(place: int, step: int) -> int:
-            moved = place
-            while 0 < moved < len(in_word) and in_word[moved - 1] and in_word[moved]:
-                moved += step
-            return moved if abs(moved - place) <= LONGEST_WORD else place
-
-        return [(edge(start, -1), edge(end, 1)) for start, end in self.spans]
 
     def title(self) -> str:
         """Return rank, docno, score and label."""
@@ -155,7 +136,7 @@ class _ShownDocument:
             room = max(0, room - len(part.text))
         if hidden:
             visible += f"<details><summary>… {end - start - characters} more characters</summary>{hidden}</details>"
-        starting = [self._label(i) for i in group[0].windows if self.shaded[i][0] == start]
+        starting = [self._label(i) for i in group[0].windows if self.spans[i][0] == start]
         best = " best" if any(self.best in part.windows for part in group) else ""
         label = "<br>".join(starting) or "&nbsp;"
         return f'<div class="part{best}"><div class="of">{label}</div><div class="text">{visible}</div></div>'

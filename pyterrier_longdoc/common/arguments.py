@@ -90,7 +90,7 @@ def validate(instance: Any, who: str | None = None) -> None:
         ValueError: if an argument breaks a rule; the message names `who`, the argument, its value and the rule.
     """
     for f in fields(instance):
-        value = plain(getattr(instance, f.name))
+        value = to_scalar(getattr(instance, f.name))
         object.__setattr__(instance, f.name, value)
         annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
         annotation = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", annotation)
@@ -182,7 +182,7 @@ def check_roles(transformer: Any) -> None:
             raise TypeError(f"{name} has no role and would not be saved: define it as ld.argument(..., role='head')")
 
 
-def plain(value: Any) -> Any:
+def to_scalar(value: Any) -> Any:
     """Convert a numpy scalar to a Python value, for JSON; other values are returned unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 

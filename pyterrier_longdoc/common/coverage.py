@@ -17,7 +17,7 @@ CHOICES = ("max_windows=", "preselect=")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PairCoverage:
     """How much of a query-text pair is read; `Coverage` is a sum over such rows.
 
     Attributes:
@@ -27,8 +27,8 @@ class Reading:
         windows: the number of windows of the text.
         query_tokens: the number of tokens of the query.
         query_tokens_read: the number of tokens of the query after truncation.
-        query_cut_by: the argument that truncates the query, with its value.
-        cut: the number of unread tokens (of the text and of repeated columns) by the argument that truncates them.
+        query_truncated_by: the argument that truncates the query, with its value.
+        truncated: unread tokens (of the text and of repeated columns) by the argument that truncates them.
     """
 
     query: str
@@ -37,8 +37,8 @@ class Reading:
     windows: int
     query_tokens: int = 0
     query_tokens_read: int = 0
-    query_cut_by: str = ""
-    cut: Mapping[str, int] = field(default_factory=dict)
+    query_truncated_by: str = ""
+    truncated: Mapping[str, int] = field(default_factory=dict)
 
 
 def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
@@ -56,24 +56,23 @@ class Coverage:
 
     Two coverages are equal if the same text was read, however it was computed.
 
-    Tokens are those of the backbone, or words for a served model or function without a tokenizer.
+    Tokens are those of the backbone, or words for a function without a tokenizer.
 
     Each query-text pair counts once, because `preselect` may read different parts for different queries. The figures of
     parts of a run, e.g. of several workers, therefore add up to those of the run.
 
     Attributes:
-        documents: distinct pairs of a query and a text.
-        documents_cut: pairs with at least one unread token of the text.
+        pairs: distinct pairs of a query and a text.
+        pairs_truncated: pairs with at least one unread token of the text.
         tokens: tokens of the texts.
         tokens_read: tokens in at least one window.
         windows: windows of the texts.
         queries: distinct queries.
-        queries_cut: queries with at least one unread token, for any text.
+        queries_truncated: queries with at least one unread token, for any text.
         query_tokens: tokens of the queries.
         query_tokens_read: tokens of the queries that were read with every text.
-        cut: unread tokens of texts, queries and titles by the argument that truncated them, with its value:
+        truncated: unread tokens of texts, queries and titles by the argument that truncated them, with its value:
             `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`.
-        windows_cut: windows that a server reports as truncated, without scores from a cache.
         tokens_encoded: tokens processed by the backbone, including queries and special tokens. Cached windows do not
             count; tokens in several windows, or of a text with several queries, count each time.
         tokens_computed: `tokens_encoded` plus the padding of batches and layouts.
@@ -85,17 +84,16 @@ class Coverage:
         queries_empty: distinct qids of rows without a query.
     """
 
-    documents: int = 0
-    documents_cut: int = 0
+    pairs: int = 0
+    pairs_truncated: int = 0
     tokens: int = 0
     tokens_read: int = 0
     windows: int = 0
     queries: int = 0
-    queries_cut: int = 0
+    queries_truncated: int = 0
     query_tokens: int = 0
     query_tokens_read: int = 0
-    cut: dict[str, int] = field(default_factory=dict)
-    windows_cut: int = field(default=0, compare=False)
+    truncated: dict[str, int] = field(default_factory=dict)
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
@@ -110,10 +108,10 @@ class Coverage:
         """Add the counts of several runs; a query in several runs counts in each of them."""
         sums = cls()
         for part in parts:
-            for name in (f.name for f in fields(cls) if f.name not in ("dtype", "runtime", "cut")):
+            for name in (f.name for f in fields(cls) if f.name not in ("dtype", "runtime", "truncated")):
                 setattr(sums, name, getattr(sums, name) + getattr(part, name))
-            for argument, tokens in part.cut.items():
-                sums.add_cut(argument, tokens)
+            for argument, tokens in part.truncated.items():
+                sums.add_truncated(argument, tokens)
             sums.dtype, sums.runtime = sums.dtype or part.dtype, sums.runtime or part.runtime
         return sums
 
@@ -125,7 +123,7 @@ class Coverage:
     @property
     def windows_per_document(self) -> float:
         """Mean number of windows per text; 0.0 without texts."""
-        return self.windows / self.documents if self.documents else 0.0
+        return self.windows / self.pairs if self.pairs else 0.0
 
     @property
     def padding(self) -> float:
@@ -134,32 +132,32 @@ class Coverage:
 
     @property
     def lost(self) -> dict[str, int]:
-        """`cut` without `max_windows` and `preselect`, which leave out text on purpose."""
-        return {argument: tokens for argument, tokens in self.cut.items() if not argument.startswith(CHOICES)}
+        """`truncated` without `max_windows` and `preselect`, which leave out text on purpose."""
+        return {argument: tokens for argument, tokens in self.truncated.items() if not argument.startswith(CHOICES)}
 
-    def add(self, rows: Iterable[Reading]) -> None:
+    def add(self, rows: Iterable[PairCoverage]) -> None:
         """Add the rows of distinct pairs, all at once; for each query, the shortest reading counts."""
-        queries: dict[str, Reading] = {}
+        queries: dict[str, PairCoverage] = {}
         for row in rows:
-            self.documents += 1
-            self.documents_cut += row.tokens_read < row.tokens
+            self.pairs += 1
+            self.pairs_truncated += row.tokens_read < row.tokens
             self.tokens += row.tokens
             self.tokens_read += row.tokens_read
             self.windows += row.windows
-            for argument, tokens in row.cut.items():
-                self.add_cut(argument, tokens)
+            for argument, tokens in row.truncated.items():
+                self.add_truncated(argument, tokens)
             queries[row.query] = min(row, queries.get(row.query, row), key=lambda each: each.query_tokens_read)
         for row in queries.values():
             self.queries += 1
-            self.queries_cut += row.query_tokens_read < row.query_tokens
+            self.queries_truncated += row.query_tokens_read < row.query_tokens
             self.query_tokens += row.query_tokens
             self.query_tokens_read += row.query_tokens_read
-            self.add_cut(row.query_cut_by, row.query_tokens - row.query_tokens_read)
+            self.add_truncated(row.query_truncated_by, row.query_tokens - row.query_tokens_read)
 
-    def add_cut(self, argument: str, tokens: int) -> None:
+    def add_truncated(self, argument: str, tokens: int) -> None:
         """Count tokens truncated by an argument, named with its value."""
         if tokens:
-            self.cut[argument] = self.cut.get(argument, 0) + tokens
+            self.truncated[argument] = self.truncated.get(argument, 0) + tokens
 
     def add_rows(self, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
         """Count the rows of a frame, rows without text and rows without a query."""
@@ -176,20 +174,18 @@ class Coverage:
 
     def _repr_html_(self) -> str:
         shown = {name: value for name, value in self.as_dict().items() if name != "cut" and value not in (0, None)}
-        shown |= {f"tokens cut by {argument}": tokens for argument, tokens in self.cut.items()}
+        shown |= {f"tokens cut by {argument}": tokens for argument, tokens in self.truncated.items()}
         return pd.DataFrame({"coverage": pd.Series(shown, dtype=object)}).to_html(float_format="{:.3f}".format)
 
     def __str__(self) -> str:
         parts = [
-            f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
+            f"{self.pairs} documents, {self.pairs_truncated} of them cut: {self.tokens_read} of {self.tokens} tokens "
             f"read ({percent(self.share_read)}), {self.windows_per_document:.1f} windows per document",
-            f"{self.queries} queries, {self.queries_cut} of them cut",
+            f"{self.queries} queries, {self.queries_truncated} of them cut",
         ]
-        if self.cut:
-            cuts = (f"{tokens} tokens cut by {argument}" for argument, tokens in self.cut.items())
+        if self.truncated:
+            cuts = (f"{tokens} tokens cut by {argument}" for argument, tokens in self.truncated.items())
             parts.append(f"not read: {', '.join(cuts)}")
-        if self.windows_cut:
-            parts.append(f"{self.windows_cut} windows cut by the server")
         if self.rows_without_text + self.rows_without_query:
             parts.append(
                 f"of {self.rows} rows {self.rows_without_text} have no text, {self.rows_without_query} no query"
@@ -206,9 +202,8 @@ class Explanation:
     """How the windows of one document were scored.
 
     Attributes:
-        spans: characters `(start, end)` of each window in the text, or of each block in the windows of `KeyBlocks`.
-        scores: for each window (or the window of each block), the score that a document with only this window would
-            have.
+        spans: characters `(start, end)` of each window in the text.
+        scores: for each window, the score that a document with only this window would have.
         weights: the attention weight of each window; None for a head without attention.
         term_scores: each query token and its contribution to the score; None if the head does not provide it.
         extra: explanations of specific encoders, by column.

@@ -86,15 +86,6 @@ def full_name(name: Any) -> Any:
     return full_path(name) if isinstance(name, str | Path) and Path(name).is_dir() else name
 
 
-def file_digest(path: Path) -> str:
-    """Return a digest of the contents of a file."""
-    digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(2**22):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def folder_digest(folder: str | Path) -> str | None:
     """Return a digest of the files in a folder, except for hidden ones; None if it is not a folder.
 
@@ -107,14 +98,18 @@ def folder_digest(folder: str | Path) -> str | None:
         name = path.relative_to(root)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
             stat = path.stat()
-            contents = _remembered_digest(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            contents = _file_digest(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
             digest.update(f"{name.as_posix()}\0{contents}\0".encode())
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=1024)
-def _remembered_digest(path: Path, *_: int) -> str:
-    return file_digest(path)
+def _file_digest(path: Path, *_: int) -> str:
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(2**22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -185,5 +180,6 @@ def import_extra(name: str, extra: str, complaint: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-").replace("sklearn", "scikit-learn")
+        package = name.partition(".")[0].replace("_", "-")
+        package = {"sklearn": "scikit-learn", "ray": "'ray[data]'"}.get(package, package)
         raise ImportError(f"{complaint}: pip install {package} (it is in the extra [{extra}])") from error

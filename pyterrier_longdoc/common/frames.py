@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .arguments import plain
+from .arguments import to_scalar
 from .language import is_visible
 
 Value = TypeVar("Value", bound=Hashable)
@@ -45,7 +45,7 @@ def is_blank(text: Text) -> bool:
     return not (is_visible(document.text) or is_visible(document.repeated))
 
 
-def on_lines(*parts: str) -> str:
+def join_lines(*parts: str) -> str:
     """Join the non-empty parts, each on a separate line."""
     return "\n".join(filter(None, parts))
 
@@ -186,29 +186,22 @@ def documents_of(
     frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     repeated = zip(*(strings(frame[name], name) for name in field_names(repeat)), strict=True)
     texts = texts_of(frame, window_fields(text_field, repeat), None)
-    return [Document(text, on_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
+    return [Document(text, join_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
     """Add text columns from a text loader, or from a dataset or an index that has one.
 
-    The loader of a dataset or an index gets each docno once, as a string, and no other column: Terrier's would prefer
-    the column `docid`, which can belong to another index or have gaps. Other loaders get all rows and columns.
+    The loader of a dataset or an index gets each docno once, as a string, and no other column. Other loaders get all
+    rows and columns but `docid`, which Terrier's would prefer, although it can belong to another index or have gaps.
     """
-    loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     rows = inp.reset_index(drop=True)
-    if loader is text_loader and not _looks_up(loader):
-        return _loaded(rows, fields, loader)
+    if not hasattr(text_loader, "text_loader"):
+        return _loaded(rows.drop(columns="docid", errors="ignore"), fields, text_loader)
     docnos = as_strings(rows["docno"])
-    documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, loader)
+    documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, text_loader.text_loader(fields))
     places = pd.Index(documents["docno"]).get_indexer(docnos)
     return rows.assign(**{name: documents[name].array.take(places) for name in fields})
-
-
-def _looks_up(loader: Any) -> bool:
-    """Return whether a loader only needs docnos: that of Terrier, ir_datasets or this package."""
-    package, name = type(loader).__module__.split(".")[0], type(loader).__name__
-    return package in ("pyterrier", __name__.split(".")[0]) and name.endswith("TextLoader")
 
 
 def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
@@ -216,29 +209,16 @@ def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = loader(rows)
     except Exception as error:
-        if "ArrayIndexOutOfBoundsException" not in str(error):  # Terrier's error for a missing docno
+        if "ArrayIndexOutOfBoundsException" not in str(error):  # which says nothing of the missing document
             raise
-        problem = f"text_loader {loader!r} has no document {_first_unloadable(loader, rows)!r}"
-        raise ValueError(f"{problem}: use the index of the candidates, or leave the row out") from error
+        cure = "use the index of the candidates, or leave their rows out"
+        raise ValueError(f"text_loader {loader!r} lacks documents of {len(rows)} rows: {cure}") from error
     absent = [name for name in fields if name not in frame.columns]
     missing = rows["docno"][~rows["docno"].isin(frame["docno"])].unique().tolist()
     if absent or missing or frame["docno"].tolist() != rows["docno"].tolist():
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
         raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame
-
-
-def _first_unloadable(loader: Any, rows: pd.DataFrame) -> Any:
-    """Return the docno of the first row at which a loader fails."""
-    while len(rows) > 1:
-        half = rows.iloc[: len(rows) // 2]
-        try:
-            loader(half)
-        except Exception:  # noqa: BLE001 - an error of Java
-            rows = half
-        else:
-            rows = rows.iloc[len(half) :]
-    return rows["docno"].iloc[0]
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
@@ -272,20 +252,22 @@ def check_text(column: pd.Series, name: str) -> None:
         raise ValueError(f"column {name!r} holds {type(other).__name__}, not text: {cure} before reranking")
 
 
-EXPLANATION = [
+EXPLANATION = (
     "window_scores",
     "window_weights",
     "window_spans",
     "best_start",
     "best_end",
     "term_scores",
-    "term_places",
+    "term_places",  # of MaxSim
     "window_tokenizer",
     "window_field",
     "window_digest",
-]
-"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain. Encoders with
-something of their own to explain add theirs."""
+)
+"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
+
+OWN_EXPLANATION = "explain_"
+"""The prefix of the columns that a user's own encoder adds to them."""
 
 
 def with_scores(
@@ -295,7 +277,8 @@ def with_scores(
 
     Columns that explain the scores of an earlier model are removed.
     """
-    out = inp.drop(columns=["score", "rank", *EXPLANATION, *columns], errors="ignore")
+    own = [column for column in inp if str(column).startswith(OWN_EXPLANATION)]
+    out = inp.drop(columns=["score", "rank", *EXPLANATION, *own, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)
@@ -350,7 +333,7 @@ def numeric(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infini
         row = frame.iloc[bad[0]]
         ids = ", ".join(f"{name} {str(row[name])!r}" for name in ("qid", "docno") if name in frame.columns)
         raise ValueError(
-            f"{owner}: the column {column!r} holds {plain(row[column])!r} in row {bad[0]} ({ids}); {len(bad)} of "
+            f"{owner}: the column {column!r} holds {to_scalar(row[column])!r} in row {bad[0]} ({ids}); {len(bad)} of "
             f"{len(frame)} rows have no {'' if infinite else 'finite '}number: {advice}"
         )
     return floats

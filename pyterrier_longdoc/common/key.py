@@ -1,188 +1,172 @@
-"""Keys decide what can be reused: two pipelines with the same key give the same results for the same input.
+"""Keys: equal keys mean equal scores, and what cannot be identified has no key.
 
-A key is a hash of class, arguments and weights. For a transformer with `describe()`, it is a hash of the returned
-value, which has weights and settings in this package. The keys of other transformers depend on class, version of their
-package and arguments, those of indices on their files, and those of frames on their contents. User code (lambdas,
-functions inside functions, and everything defined in a script or notebook) has no key, because it may change unnoticed:
-its results are always computed again.
+Objects of this package have a key, because they describe themselves by class, arguments and weights. Objects of other
+packages have none: nothing is identified by its `repr`.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import dataclasses
+import inspect
 import json
-import sys
+import linecache
+import struct
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
-from functools import cache, partial
+from dataclasses import fields, is_dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .indices import is_java, is_terriers, terriers_properties
-from .presentation import described
-from .runs import frame_digest
+from .runs import stages_of
 
-_NOT_FOUND = pt.inspect.TransformerAttribute.MISSING
+VERSION = 1
+"""Part of every description of an object; increase it when the same arguments and weights give other scores."""
 
-
-class UserCodeError(ValueError):
-    """A value has no key, because it may change unnoticed."""
+_PACKAGE = "pyterrier_longdoc."
 
 
-def key(value: Any, *, without: Collection[str] = (), user_code: list[str] | None = None) -> str:
-    """Return a hash of everything except the input that the results of a pipeline, or a part of one, depend on.
+class NoKeyError(ValueError):
+    """A value cannot be identified."""
+
+
+def key(value: Any, *, without: Collection[str] = ()) -> str:
+    """Return a hash of `description(value)`."""
+    content = json.dumps(description(value, without=without), sort_keys=True)
+    return blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def description(value: Any, *, without: Collection[str] = ()) -> Any:
+    """Return a JSON-able description of plain data, an object of this package, or a user's function or class.
+
+    Functions and classes of a user are described by qualified name, source text, and the values of enclosing functions
+    that they use. What they call does not count.
 
     Args:
-        value: the pipeline or part, or a list or dict of these.
-        without: names of arguments and parts of descriptions to ignore.
-        user_code: a list to which the names of user code are added; user code is then identified by its name.
+        value: the value, or a list, dict and so on of values.
+        without: names of dictionary entries to leave out.
 
     Raises:
-        UserCodeError: for user code and for objects that cannot be identified, such as an index in memory.
-        ValueError: from `describe()`, if a transformer cannot be described.
+        NoKeyError: for everything else, such as objects of other packages and functions without source text.
     """
-    return digest(description(value, without=without, user_code=user_code))
+    describe = partial(description, without=without)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return describe(value.tolist())
+    if isinstance(value, Mapping):
+        items = ((name, item) for name, item in value.items() if name not in without)
+        return {json.dumps(describe(name)): describe(item) for name, item in items}
+    if isinstance(value, list | tuple):
+        return list(map(describe, value))
+    if isinstance(value, set | frozenset):
+        return sorted(map(describe, value), key=json.dumps)
+    if isinstance(value, type | FunctionType):
+        return _code(value, describe)
+    if isinstance(value, partial):
+        return describe(["partial", value.func, value.args, value.keywords])
+    if _is_ours(type(value)) and (hasattr(value, "describe") or is_dataclass(value)):
+        return {"class": _code(type(value), describe), "version": VERSION, "described": describe(_parts(value))}
+    raise NoKeyError(f"a {type(value).__module__}.{type(value).__qualname__} cannot be identified")
 
 
-def description(value: Any, *, without: Collection[str] = (), user_code: list[str] | None = None) -> Any:
-    """Return the JSON description that `key` hashes."""
-    return json.loads(json.dumps(_Describer(without, user_code).describe(value)))
+def own_models(pipeline: pt.Transformer) -> list[Any]:
+    """Return the transformers in a pipeline that describe themselves: this package's models, from first to last."""
+    return [stage for stage in stages_of(pipeline) if _is_ours(type(stage)) and hasattr(stage, "describe")]
 
 
-def digest(described_value: Any) -> str:
-    """Return the hash of a description."""
-    return blake2b(json.dumps(described_value, sort_keys=True).encode(), digest_size=16).hexdigest()
+def frame_digest(frame: pd.DataFrame) -> str:
+    """Return a hash of all columns of a frame: names, types and cells. The order of rows counts, that of columns not.
+
+    Raises:
+        NoKeyError: for a cell that is not plain data (text, number, None, list, dictionary, array).
+    """
+    digest = blake2b(digest_size=16)
+
+    def add(content: bytes) -> None:
+        digest.update(struct.pack("<q", len(content)) + content)
+
+    for place in sorted(range(frame.shape[1]), key=lambda place: str(frame.columns[place])):
+        column = frame.iloc[:, place]
+        add(_cell(frame.columns[place]))
+        add(str(column.dtype).encode())
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufmM":
+            add(column.to_numpy().tobytes())
+            continue
+        for value in column:
+            try:
+                add(_cell(value))
+            except NoKeyError as error:
+                raise NoKeyError(f"the column {column.name!r} has cells without identity: {error}") from None
+    return digest.hexdigest()
 
 
-@cache
-def version_of(module: str) -> str | None:
-    """Return the package version of a module; "" for Python and this package, None for user code."""
-    top = module.partition(".")[0]
-    if top == "pyterrier_longdoc" or top in sys.stdlib_module_names:
-        return ""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(top)
-    packages = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
-    return " ".join(map(importlib.metadata.version, packages)) or None
+def _cell(value: Any) -> bytes:
+    """Return bytes that differ for different values."""
+    if isinstance(value, str):
+        return b"text" + value.encode("utf-8", "surrogatepass")
+    if value is pd.NA:
+        return b"missing"
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":  # vectors, for which JSON would be slow
+        return f"array {value.dtype.str} {value.shape} ".encode() + value.tobytes()
+    return b"json" + json.dumps(description(value), sort_keys=True).encode()
 
 
-@dataclass
-class _Describer:
-    without: Collection[str]
-    user_code: list[str] | None
+def _is_ours(cls: type) -> bool:
+    return any(base.__module__.startswith(_PACKAGE) for base in cls.__mro__)
 
-    def describe(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str | Path):
-            return str(value) if isinstance(value, Path) else value
-        if isinstance(value, pd.DataFrame):
-            return frame_digest(value.reset_index(allow_duplicates=True))
-        if isinstance(value, pd.Series):
-            return self.describe([value.index.to_numpy(), value.to_numpy()])
-        if isinstance(value, np.ndarray | np.generic):
-            return frame_digest(pd.DataFrame({"": [np.asarray(value)]}))
-        if isinstance(value, Mapping):
-            return {str(name): self.describe(item) for name, item in value.items() if name not in self.without}
-        if isinstance(value, list | tuple):
-            return [self.describe(item) for item in value]
-        if isinstance(value, set | frozenset):
-            return sorted((self.describe(item) for item in value), key=repr)
-        if isinstance(value, type):
-            return self._code(value)
-        return self._object(value)
 
-    def _object(self, value: Any) -> Any:
-        if is_terriers(value):
-            return terriers_properties(value) or self._unknown("an index that is not on disk")
-        if is_java(value) or isinstance(value, Enum):
-            return value.name if isinstance(value, Enum) else type(value).__name__
-        is_stage = isinstance(value, pt.Transformer)
-        is_ours = any(cls.__module__.startswith("pyterrier_longdoc.") for cls in type(value).__mro__)
-        if callable(getattr(value, "describe", None)) and (is_stage or is_ours):
-            return self._by_method(value)
-        if is_stage:
-            return self._stage(value)
-        if is_dataclass(value):
-            return self.describe({"class": type(value), **{f.name: getattr(value, f.name) for f in fields(value)}})
-        function = getattr(value, "fn", value)  # how PyTerrier passes functions to Java
-        if isinstance(function, partial):
-            return self.describe([function.func, function.args, function.keywords])
-        if callable(function) and hasattr(function, "__qualname__"):
-            return self._code(function)
-        if type(value).__repr__ is object.__repr__ and not isinstance(value, pt.datasets.Dataset):
-            return self._unknown(described(value))
-        return {"class": self._code(type(value)), "repr": described(value)}
+def _parts(value: Any) -> Any:
+    """Return what an object of this package says about itself: `describe()`, or the fields that affect scores."""
+    if hasattr(value, "describe"):
+        return value.describe()
+    names = [f.name for f in fields(value) if f.metadata.get("role") not in ("computing", "call")]
+    return {name: getattr(value, name) for name in names}
 
-    def _by_method(self, value: Any) -> Any:
-        found = value.describe()
-        if not isinstance(found, Mapping):  # a method of another package with this name
-            return self._stage(value)
-        self._check(value)
-        settings = {"transformer": type(value), **found}
-        if isinstance(value, pt.Transformer):  # not a setting, but scores depend on its texts
-            settings["text_loader"] = getattr(value, "text_loader", None)
-        return self.describe(settings)
 
-    def _stage(self, stage: pt.Transformer) -> Any:
-        if any(cls.__module__.startswith("pyterrier.terrier.") for cls in type(stage).__mro__):
-            # Some arguments of Terrier's constructors are not inspectable.
-            values = {name.lstrip("_"): value for name, value in vars(stage).items()}
-            if isinstance(stage, pt.terrier.TextScorer):  # adds two redundant controls when it scores
-                implied = {"termpipelines", "decorate_batch"}
-                controls = {k: v for k, v in stage.kwargs.get("controls", {}).items() if k not in implied}
-                values["kwargs"] = {**stage.kwargs, "controls": controls}
-            return self.describe({"transformer": type(stage), **values})
-        try:
-            attributes = pt.inspect.transformer_attributes(stage, strict=False)
-        except (pt.inspect.InspectError, ValueError):
-            attributes = []
-        values = {attribute.name: attribute.value for attribute in attributes if attribute.value is not _NOT_FOUND}
-        settings = {"transformer": type(stage), "arguments": values}
-        built = Path(str(stage.path)) / "pt_meta.json" if isinstance(stage, pt.Artifact) else None
-        if built is not None and isinstance(stage, pt.Indexer) and built.is_file():
-            settings["built"] = built.stat().st_mtime_ns
-        if len(values) < max(1, len(attributes)):
-            settings["repr"] = described(stage)
-        return self.describe(settings)
-
-    def _check(self, value: Any) -> None:
-        """Search an object with `describe()` and its parts for user code."""
-        if isinstance(value, list | tuple):
-            for item in value:
-                self._check(item)
-        elif isinstance(value, partial):
-            self._check(value.func)
-        elif hasattr(value, "__qualname__"):
-            self._code(value)
-        else:
-            self._code(type(value))
-            for part in _parts(value):
-                self._check(part)
-
-    def _code(self, code: type | Callable[..., Any]) -> str:
-        """Return the name and version of a class or function."""
-        module = getattr(code, "__module__", None) or type(code).__module__
-        version = version_of(module)
-        if version is None or (version and "<" in code.__qualname__):
-            self._unknown(code.__qualname__)
-        return f"{module}.{code.__qualname__} {version or ''}".strip()
-
-    def _unknown(self, name: str) -> str:
-        if self.user_code is None:
-            raise UserCodeError(f"{name} may change unnoticed (code of a script or notebook, or objects in memory)")
-        self.user_code.append(name)
+def _code(code: type | FunctionType, describe: Callable[[Any], Any]) -> Any:
+    """Return the name of a function or class of this package; for a user's, also its source and enclosing values."""
+    name = f"{code.__module__}.{code.__qualname__}"
+    if name.startswith(_PACKAGE):
         return name
+    functions, source, bases = _methods(code), _source(code), []
+    if isinstance(code, type):
+        known = {base for own in code.__mro__ if own.__module__.startswith(_PACKAGE) for base in own.__mro__}
+        bases = [base for base in code.__bases__ if base not in known and base is not object]
+    elif code.__name__ == "<lambda>" and source.count("lambda") > 1:
+        raise NoKeyError(f"{name} cannot be told from another lambda of its line: define it with def")
+    used = [
+        [name, cell.cell_contents]
+        for function in functions
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        if cell.cell_contents is not code and name != "__class__"  # which a method with super() refers to
+    ]
+    defaults = [[function.__defaults__, function.__kwdefaults__] for function in functions]
+    return [name, source, describe([used, defaults, bases])]
 
 
-def _parts(value: Any) -> list[Any]:
-    """Return the parts that can be user code: `code_parts`, or the fields that affect scores."""
-    if hasattr(value, "code_parts"):
-        return list(value.code_parts())
-    roles = {f.name: f.metadata.get("role") for f in fields(value)} if is_dataclass(value) else {}
-    return [getattr(value, name) for name, role in roles.items() if role not in ("computing", "call")]
+def _methods(code: type | FunctionType) -> list[FunctionType]:
+    """Return a function, or those of a class without those that dataclasses generate."""
+    values = vars(code).values() if isinstance(code, type) else [code]
+    functions = [value for value in values if isinstance(value, FunctionType)]
+    generated = ("<string>", dataclasses.__file__)
+    return [function for function in functions if function.__code__.co_filename not in generated]
+
+
+def _source(code: type | FunctionType) -> str:
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        # Python does not find the source of a class in a notebook, but that of its methods: the text of the cell.
+        files = {method.__code__.co_filename for method in _methods(code) if isinstance(code, type)}
+        lines = [line for file in sorted(files) for line in linecache.getlines(file)]
+        if not lines:
+            raise NoKeyError(f"{code.__module__}.{code.__qualname__} has no source text to identify it") from None
+        return "".join(lines)

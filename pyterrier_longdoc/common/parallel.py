@@ -7,8 +7,6 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Lock
 from typing import Any, TypeVar
 
-from .signals import take_back_signals
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -31,7 +29,6 @@ def in_parallel(
     one thread at a time. After an error or Ctrl-C, no further task starts and `stop` is set, which can end the pauses
     of tasks; running tasks are finished, because their replies are paid for. Then the first error is raised.
     """
-    take_back_signals()
     errors: list[BaseException] = []
     lock, stop = Lock(), stop or Event()
 

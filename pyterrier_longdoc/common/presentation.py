@@ -6,15 +6,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from html import escape
-from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyterrier as pt
 
 from .citations import Cited
-from .names import ChecksNames
 
 HIDDEN = ("verbose", "text_loader")
 """Arguments that are hidden in the repr of a reranker, because they do not affect its scores."""
@@ -23,18 +20,6 @@ HIDDEN = ("verbose", "text_loader")
 def described(value: Any) -> str:
     """Return the repr of a pipeline, function or argument, the same in every process."""
     return re.sub(r"(?: at |=)0x[0-9a-fA-F]+", "", repr(value))
-
-
-def readable(number: float, digits: int = 3) -> str:
-    """Format a number with at least `digits` significant digits and without an exponent.
-
-    Example:
-        >>> readable(4.695e-05), readable(12345.6)
-        ('0.000047', '12346')
-    """
-    if abs(number) >= 10**digits:
-        return f"{number:.0f}"
-    return np.format_float_positional(number, precision=digits, fractional=False, trim="-")
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -67,30 +52,11 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-class ReprMixin(ChecksNames):
+class ReprMixin:
     """Base class of dataclasses with a repr of the fields that differ from their defaults."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"
-
-
-_SECTION = re.compile(r"^(\w+):\n((?:(?: .*)?\n)+)", re.MULTILINE)
-_ENTRY = re.compile(r"^    (\w+(?:, \w+)*)(?: \([^)]*\))?:.*\n(?:(?:     .*)?\n)*", re.MULTILINE)
-
-
-def composed(*docstrings: str | None) -> str:
-    """Return the docstring of a class, with arguments and attributes added from the docstrings of its bases."""
-    docs = [cleandoc(docstring or "") + "\n" for docstring in docstrings]
-    sections = [dict(_SECTION.findall(doc)) for doc in docs]
-    parts = [next((text for doc in docs if (text := _SECTION.sub("", doc).strip())), "")]
-    merged = ("Args", "Attributes")
-    for title in merged:
-        entries = [entry for section in sections for entry in _ENTRY.finditer(section.get(title, ""))]
-        found = {entry[1]: entry[0].rstrip() for entry in reversed(entries)}  # the class overrides its bases
-        names = dict.fromkeys(entry[1] for entry in entries)
-        parts += ["\n".join([f"{title}:", *(found[name] for name in names)])] if names else []
-    parts += [f"{title}:\n{text.rstrip()}" for title, text in sections[0].items() if title not in merged]
-    return "\n\n".join(parts) + "\n"
 
 
 class NotebookMixin(ReprMixin, Cited):

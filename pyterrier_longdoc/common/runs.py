@@ -1,4 +1,4 @@
-"""TREC run files, digests of frames, and the stages of a pipeline."""
+"""TREC run files, and the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 
@@ -52,13 +50,8 @@ def read_run(path: str | Path) -> pd.DataFrame:
 
     `pt.io.read_results` would read the name "NA" as missing and quotation marks as syntax.
     """
-    return pd.concat(run_parts(path, None))
-
-
-def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
-    """Yield a TREC run in parts of `rows` rows, or as one part if None; see `read_run`."""
     try:
-        with pd.read_csv(
+        run: pd.DataFrame = pd.read_csv(
             path,
             sep=r"\s+",
             names=["qid", "Q0", "docno", "rank", "score", "system"],
@@ -66,29 +59,11 @@ def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
             dtype={"qid": str, "docno": str},
             keep_default_na=False,
             quoting=csv.QUOTE_NONE,
-            iterator=True,
-            chunksize=rows,
             **EXACT_FLOATS,
-        ) as parts:
-            for part in parts:
-                yield part.astype({"score": "float64"})
+        )
+        return run.astype({"score": "float64"})
     except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
-
-
-def frame_digest(frame: pd.DataFrame) -> str:
-    """Hash the values of all columns but `rank`; the order of rows counts, that of columns does not."""
-    digest = blake2b(digest_size=16)
-    names = frame.columns.map(str)
-    for place in sorted(range(len(names)), key=lambda place: names[place]):
-        if names[place] == "rank":
-            continue
-        digest.update(f"{names[place]}\0".encode())
-        for value in frame.iloc[:, place].tolist():
-            # Converted to a list, because the repr of a long array is abbreviated.
-            content = value.tolist() if isinstance(value, np.ndarray) else value
-            digest.update(f"{content}\0".encode("utf-8", "replace"))
-    return digest.hexdigest()
 
 
 def substages(stage: pt.Transformer) -> Iterator[pt.Transformer]:

@@ -73,16 +73,6 @@ def retrying(max_retries: int, *temporary: type[BackendError], ended: Event | No
     )
 
 
-def check_address(name: str, address: Any) -> None:
-    """Raise ValueError with the name of the argument if it is not a server address, or could contain a secret."""
-    parts = urlsplit(str(address))
-    if "@" in (parts.netloc or str(address)) or parts.query or parts.fragment:
-        # Addresses are shown and stored, so they must not contain secrets. The message does not repeat the address.
-        raise ValueError(f"{name} must hold neither user, query nor fragment: put the key into key_variable's variable")
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"{name}={address!r} must begin with http:// or https:// and the server's name")
-
-
 def check_parameters(parameters: Mapping[str, Any], *reserved: str, cure: str) -> None:
     """Raise ValueError for parameters of a request that are `reserved` or (at any depth) secret."""
     names = {*(name for name in reserved if name in parameters), *_secrets_in(parameters)}

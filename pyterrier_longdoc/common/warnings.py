@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+import pyterrier as pt
 
 from .coverage import Coverage
 from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, strings
-from .indices import is_from_terrier
 
 _QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
 """Syntax written by query expansion and `SDM`, but not by users."""
@@ -65,10 +65,18 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
 def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:
     """Warn about arguments that truncated text (except those that select windows) and rows without text or query."""
     name, columns = type(transformer).__name__ + task, ", ".join(map(repr, field_names(transformer.text_field)))
-    for cause in [*coverage.lost, *(["the server"] if coverage.windows_cut else [])]:
+    for cause in coverage.lost:
         message = f"{name} did not read all text: some was truncated by {cause} (see .coverage)."
         warn_once(transformer, message, TruncationWarning)
     missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}
     for what in (what for what, rows in missing.items() if rows):
         advice = "they are scored like all others (see .coverage): add it, or leave the rows out"
         warn_once(transformer, f"{name}: some rows have no {what}; {advice}.", EmptyTextWarning)
+
+
+def is_from_terrier(text_loader: Any) -> bool:
+    """Return whether texts come from a Terrier index, which truncates them: also from a Java `Index` or `IndexRef`."""
+    java = ("org.terrier.structures.Index", "org.terrier.querying.IndexRef")
+    is_java = any((cls.__module__, cls.__name__) == ("jnius", "JavaClass") for cls in type(text_loader).__mro__)
+    is_index = is_java and type(text_loader).__name__.startswith(java)
+    return is_index or isinstance(text_loader, pt.terrier.TerrierIndex | pt.terrier.TerrierTextLoader)

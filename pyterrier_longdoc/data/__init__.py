@@ -1,19 +1,17 @@
-"""Test collections: readers, generators with known positions of relevant passages, and a check for leaks."""
+"""Test collections: readers, and generators with known positions of relevant passages."""
 
-# Not imported lazily, because three of the functions have the name of their module.
+# Not imported lazily, because two of the functions have the name of their module.
 from .collection import CollectionParts, PositionedCollection
 from .docstrings import DocstringsDataset
 from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant, write_far_relevant
 from .folder import FolderDataset
 from .gold import from_passage_qrels, read_squad
-from .leaks import find_leaks
-from .needle import needle, passkey
 from .published import read_longembed, read_mldr
 from .rotation import RotateDocuments, rotate
 
 __all__ = [
     "CollectionParts", "DocstringsDataset", "FolderDataset", "PositionedCollection", "RotateDocuments",
-    "far_relevant", "find_leaks", "from_passage_qrels", "needle", "passkey",
-    "read_far_relevant", "read_longembed", "read_mldr", "read_squad", "rotate", "write_far_relevant",
+    "far_relevant", "from_passage_qrels", "read_far_relevant", "read_longembed", "read_mldr", "read_squad", "rotate",
+    "write_far_relevant",
 ]  # fmt: skip

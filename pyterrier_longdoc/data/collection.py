@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -67,23 +66,6 @@ class TextLoader(pt.Transformer):
         out = inp.drop(columns=self.fields, errors="ignore")
         # dtype=str keeps the column type of an empty frame equal to that of a full one.
         return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
-
-    def describe(self) -> dict[str, Any]:
-        """Return a JSON description that identifies the texts, all of which are read the first time."""
-        # Documents that are generated or in files do not change.
-        content = self._content() if isinstance(self.documents, dict) else self._content_once
-        return {"fields": list(self.fields), "documents": len(self.documents), "content": content}
-
-    @cached_property
-    def _content_once(self) -> str:
-        return self._content()
-
-    def _content(self) -> str:
-        content = blake2b(digest_size=16)
-        for docno, document in self.documents.items():
-            for text in (docno, *(document[name] for name in self.fields)):
-                content.update(f"{text}\0".encode("utf-8", "replace"))
-        return content.hexdigest()
 
     def fuse_rank_cutoff(self, k: int) -> pt.Transformer:
         """Apply a rank cutoff before the texts are loaded (``loader % k``)."""
@@ -221,10 +203,6 @@ class PositionedCollection(pt.datasets.Dataset):
         if key not in self._loaders:
             self._loaders[key] = TextLoader(self.documents, names, self.name, verbose, self.papers or None)
         return self._loaders[key]
-
-    def describe(self) -> dict[str, Any]:
-        """Return a JSON description that identifies the texts."""
-        return self.text_loader().describe()
 
     def candidates(
         self, variant: str | None = None, *, pool: str = "all", depth: int | None = None, seed: int = 0

@@ -20,7 +20,6 @@ import re
 import sysconfig
 import textwrap
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -197,13 +196,8 @@ class DocstringsDataset(PositionedCollection):
             return [Entry(**row) for row in rows]
         except FileNotFoundError:
             _log.info("building %s", file)
-        except (OSError, EOFError, TypeError, ValueError, zlib.error) as error:
-            _log.warning("%s is damaged (%s): building it again", file, error)
         entries = collect(installed_packages())
-        try:
-            write_jsonl(file, [recipe, *map(asdict, entries)])
-        except OSError as error:
-            _log.warning("%s cannot be written: %s", file, error)
+        write_jsonl(file, [recipe, *map(asdict, entries)])
         return entries
 
     @property

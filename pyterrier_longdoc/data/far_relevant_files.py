@@ -13,12 +13,11 @@ from ..common.language import token_counter
 from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
 from .rows import SpooledDocuments, check_field, judged_lines, put_once, qrels_frame, recount, topics_frame
 
-_FUNCTION = "function "
-"""Begins the name of a tokenizer that cannot be loaded."""
-
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
     """Write a collection one document at a time; equal collections give equal bytes.
+
+    Qids, docnos and splits must not have white space or slashes.
 
     The files are those of the released MS MARCO FarRelevant (in FlexNeuART's format), which has the parts ``bitext``
     (training), ``dev_official`` and ``dev_official_sample1K``.
@@ -35,19 +34,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         collection: the result of `far_relevant`, or another `PositionedCollection`.
         folder: the folder to create; existing files are replaced once the new ones are complete.
         verbose: show a progress bar.
-
-    Raises:
-        ValueError: before anything is written, if a qid or docno contains white space, or the name of a split cannot be
-            the name of a folder.
     """
-    names = [("split", part, part not in ("", ".", "..") and not {"/", "\\"} & set(part)) for part in collection.splits]
-    for column in ("qid", "docno"):
-        names += [(column, name, name.split() == [name]) for name in collection.qrels[column].unique()]
-    for kind, name, valid in names:
-        if not valid:
-            raise ValueError(
-                f"{kind} {name!r} cannot be written: rename it without white space (qid, docno) or as a folder (split)"
-            )
     data = Path(folder, "input_data")
     documents = (
         {"DOCNO": row["docno"], "text_raw": row["text"]} for row in collection.get_corpus_iter(verbose=verbose)
@@ -64,7 +51,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     tokenizer = collection.tokenizer
     unit = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", "")
     if tokenizer is not None and not unit:
-        unit = _FUNCTION + getattr(tokenizer, "__qualname__", type(tokenizer).__name__)
+        unit = getattr(tokenizer, "__qualname__", type(tokenizer).__name__)  # cannot be loaded again
     write_jsonl(Path(folder, "unit.jsonl"), [{"name": str(unit)}])
 
 
@@ -90,7 +77,7 @@ def read_far_relevant(
 
     Raises:
         FileNotFoundError: if documents, topics or qrels are missing.
-        ValueError: if a line is malformed, names are not unique, or the tokenizer is unknown.
+        ValueError: if a line is malformed, or names are not unique.
     """
     documents = SpooledDocuments(row[1:] for row in _named_texts(folder, "AnswerFields.jsonl"))
     queries, splits = dict[str, str](), dict[str, list[str]]()
@@ -104,11 +91,7 @@ def read_far_relevant(
     as_written = tokenizer is None and len(unit_files) == len(gold_files)
     if tokenizer is None:
         names = {row["name"] for file in unit_files for _, row in read_jsonl(file, ("name",))}
-        if len(names) > 1:
-            raise ValueError(f"{folder} has positions of several tokenizers: set tokenizer= to count them again")
-        tokenizer = "".join(names) or None
-        if tokenizer is not None and tokenizer.startswith(_FUNCTION):
-            raise ValueError(f"{folder} has positions in tokens of {tokenizer!r}: set tokenizer= to count them again")
+        tokenizer = next(iter(names), None) or None
     parts = CollectionParts(
         documents,
         topics_frame(queries.items()),

@@ -84,7 +84,7 @@ class PassagePool(TextSpool):
     Attributes:
         tokens: `(P,)` int32, the length of each passage in tokens.
         characters: `(P,)` int32, the length of each passage in characters.
-        digests: `(P,)` int64, equal for passages that `find_leaks` regards as equal.
+        digests: `(P,)` int64, equal for passages with the same `digest`.
     """
 
     def __init__(

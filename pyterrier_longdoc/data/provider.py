@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 
@@ -15,15 +14,10 @@ from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant
 from .folder import FolderDataset
 from .gold import read_squad
-from .needle import LENGTHS, needle, passkey
 from .published import read_longembed, read_mldr
 
 LONGEST_PASSAGE = 256
 """Maximum number of tokens (`count_tokens`) of a docstring used as a passage in the docstrings collections."""
-
-_LENGTHS = [str(length) for length in LENGTHS]
-_SENTENCE_WORDS = 20
-_FULL_STOP = re.compile(r"[.!?](?=\s|$)")
 
 
 def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> PositionedCollection:
@@ -57,37 +51,11 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
     )
 
 
-def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCollection:
-    """Return the Needle task in docstrings: ``pt.get_dataset("longdoc:needle")``; see `needle`.
-
-    The background is made of docstrings with at least one sentence per 20 words. There are eight lengths from 256 to
-    32,768 tokens (`count_tokens`), each with 100 documents and 50 queries.
-
-    Args:
-        dataset: the docstrings; None uses the installed packages.
-    """
-
-    def parts() -> CollectionParts:
-        texts = (entry.text for entry in (dataset or DocstringsDataset()).entries)
-        # Parameter lists and examples are left out, because the needle is inserted between sentences.
-        prose = (text for text in texts if len(_FULL_STOP.findall(text)) * _SENTENCE_WORDS >= len(text.split()))
-        return needle(prose).parts
-
-    return PositionedCollection("needle", parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
-
-
-def plain_passkey() -> PositionedCollection:
-    """Return the Passkey task: ``pt.get_dataset("longdoc:passkey")``, the same on every machine; see `passkey`."""
-    return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
-
-
 _BY_NAME: dict[str, Callable[[], pt.datasets.Dataset]] = {
     "docstrings": DocstringsDataset,
     "docstrings-far": partial(docstrings_with, "far"),
     "docstrings-uniform": partial(docstrings_with, "uniform"),
     "docstrings-early": partial(docstrings_with, "early"),
-    "needle": docstrings_needle,
-    "passkey": plain_passkey,
 }
 _BY_PATH: dict[str, Callable[[str], pt.datasets.Dataset]] = {
     "folder": FolderDataset,

@@ -35,9 +35,7 @@ def check_runs(
         if distinct < len(runs):
             message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the same values as another seed"
             rows.append(("equal seeds", name, queries, message))
-        ranks = runs[0].ranks
-        found = set(ranks.loc[ranks["rank"].notna(), "qid"])
-        lacking = tuple(qid for qid in runs[0].candidates if qid not in found)
+        lacking = tuple(qid for qid in runs[0].candidates if qid not in runs[0].with_relevant)
         without_relevant.setdefault(lacking, []).append(name)
     for lacking, names in without_relevant.items():  # systems with the same queries share the message
         check = "no relevant candidate"

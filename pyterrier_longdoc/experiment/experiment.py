@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
-from ..common.arguments import check_arguments, check_seeds, plain
+from ..common.arguments import check_arguments, check_seeds, to_scalar
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.progress import work_bar
@@ -51,7 +52,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     batch_size: int | None = None,
     efficiency: bool = False,
     save_dir: str | Path | None = None,
-    save_mode: str = "reuse",
+    save_mode: str = "warn",
     verbose: bool = False,
 ) -> ExperimentResults:
     """Compare systems over seeds and folds, as in Boytsov et al. 2025.
@@ -93,13 +94,13 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         batch_size: the number of topics processed at a time, to save memory.
         efficiency: measure time, memory and the amount of text read, after a warm-up. Do not use a `score_cache` here:
             cached scores take no time.
-        save_dir: folder for runs, results and tables (CSV, Markdown, LaTeX). After an interruption, a second call with
-            the same folder continues.
-        save_mode: how to treat existing runs in `save_dir`, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them
-            or raise an `"error"`. Unlike in `pt.Experiment`, a run is reused only if the same pipeline made it.
-            Weights, settings, first stage and topics are compared by content, transformers of other packages by
-            arguments and version. A run is computed again if its index was rebuilt, or if a stage could have changed
-            unnoticed: a function (`pt.apply`), a class defined in your script or notebook, or an index in memory.
+        save_dir: folder for runs, results and tables (CSV, Markdown, LaTeX).
+        save_mode: how to treat runs of the same systems in `save_dir`, as in `pt.Experiment`: `"reuse"` reads them, for
+            instance after an interruption; `"overwrite"` replaces them, `"warn"` does so with a warning, and `"error"`
+            raises an error. A run is read by the name of its system, seed and fold; a line lists the systems that were
+            read. An error is raised if the topics or the models of this package (weights and settings) differ from
+            those of the saved run. Changes in other stages are not noticed: choose `"overwrite"` after one. Factories
+            are called all the same; give a training in one a `TrainingArgs(checkpoint=)`.
         verbose: show a progress bar over the runs.
 
     Returns:
@@ -125,8 +126,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     for measure, decimals in round.items() if isinstance(round, Mapping) else [(evaluator.names[0], round)]:
         check_arguments("str", choices=evaluator.names, round=measure)
         check_arguments("int | None", at_least=0, round=decimals)
-    settings = experiment_settings(topics, fold_list, labels)
-    folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, by_name)
+    settings = experiment_settings(fold_list, labels)
+    folder = None if save_dir is None else RunFolder(save_dir, save_mode, by_name)
     judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
     judged = judged[(labels_of(qrels, "qrels") > 0) & judged["qid"].isin(set(evaluator.qids))]
     relevant = judged.drop_duplicates(["qid", "docno"])
@@ -135,23 +136,22 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     number = sum(len(parts) for runs in system_runs.values() for parts in runs)
     with work_bar("Experiment", "run", number, shown=verbose) as bar:
         for name, runs in system_runs.items():
-            outcomes[name] = [runner.evaluate(parts, bar.update, ranks=parts is runs[0]) for parts in runs]
+            outcomes[name] = [runner.evaluate(parts, bar.update) for parts in runs]
+    if folder is not None and folder.read:
+        pt.tqdm.write(f"Experiment: read from {str(save_dir)!r}: {', '.join(folder.read)}")
     costs = {name: [Cost.total(run.costs) for run in runs if run.costs] for name, runs in outcomes.items()}
     papers = dict.fromkeys(paper for runs in outcomes.values() for run in runs for paper in run.papers)
-    ranks = pd.concat({name: runs[0].ranks for name, runs in outcomes.items()}, names=["name"])
     results = ExperimentResults(
         {name: np.stack([run.values for run in runs]) for name, runs in outcomes.items()},
         {name: [run.seed for run in runs] for name, runs in outcomes.items()},
         evaluator.qids,
         evaluator.names,
         statistics,
-        round=plain(round),
+        round=to_scalar(round),
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
         checks=check_runs(outcomes, evaluator.qids, statistics),
         settings={**settings, "papers": list(papers)},
         folder=None if save_dir is None else Path(save_dir),
-        topics=topics.reindex(columns=[name for name in ("qid", "query") if name in topics]).reset_index(drop=True),
-        ranks=ranks.reset_index(level="name").reset_index(drop=True),
     )
     if save_dir is not None:
         results.save(save_dir)

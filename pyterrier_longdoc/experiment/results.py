@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_type
 from ..common.citations import bibtex
 from ..common.files import write_lines
 from ..common.runs import EXACT_FLOATS, read_run
 from .checks import CHECK_COLUMNS
-from .explain_query import QueryExplanation, explain_query
 from .runs import aggregate, run_files
 from .significance import Statistics, Test, baseline_names, compare, mean_over_seeds
 from .tables import Decimals, paper_table
@@ -39,10 +37,6 @@ class ExperimentResults:
         checks: one row per failed check.
         settings: how the runs were made: versions, folds and so on.
         folder: the folder of the runs; None if they were not saved.
-        topics: `qid` and, if known, `query`.
-        ranks: the rank of each document with a label above 0 in each system, for its first seed: `name, qid, docno,
-            label, rank, tied`. `rank` starts at 0 and is missing if the document was not returned. `tied` is true if
-            the system has tied scores for this query, and missing if it returned nothing.
     """
 
     values: Mapping[str, np.ndarray]
@@ -56,8 +50,6 @@ class ExperimentResults:
     checks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CHECK_COLUMNS))
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
-    topics: pd.DataFrame | None = None
-    ranks: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         self.statistics.check_names(self.names)
@@ -165,22 +157,6 @@ class ExperimentResults:
             raise ValueError(f"qid {qid!r} was not evaluated: use one of .qids, such as {', '.join(self.qids[:5])}")
         return self.qids.index(qid)
 
-    def why(self, qid: str, systems: Mapping[str, Any] | None = None, *, top: int = 3) -> QueryExplanation:
-        """Explain a query: differences between systems, ranks of the relevant documents, and best windows.
-
-        Runs do not store windows. To see them, pass pipelines: `results.why("12", {"MaxP": bm25 >> maxp})`. They are
-        run again for this query with `explain=True`, unless they use a language model. The coverage, warnings and
-        caches of their models do not change.
-
-        Args:
-            qid: the id of an evaluated query.
-            systems: pipelines by name; None leaves out the windows.
-            top: the number of top documents of each system shown with windows, in addition to all relevant ones.
-        """
-        row = self._row(str(qid))
-        check_type(Mapping | None, 'a dict of pipelines by name, e.g. {"MaxP": bm25 >> maxp}', systems=systems)
-        return explain_query(self, row, systems, top)
-
     def citations(self) -> str:
         """Return the BibTeX entries of the papers behind the experiment's models and collections."""
         return bibtex(self.settings.get("papers", ()))
@@ -215,7 +191,6 @@ class ExperimentResults:
         write_lines(folder / "results.json", [json.dumps(settings, indent=1)])
         frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}
-        frames |= {"topics.csv.gz": self.topics, "ranks.csv.gz": self.ranks}
         for file, frame in frames.items():
             if frame is not None:
                 write_lines(folder / file, [frame.to_csv(index=False).rstrip("\n")])
@@ -233,13 +208,7 @@ class ExperimentResults:
         parts = np.split(column.to_numpy(dtype="float64"), ends[:-1])
         statistics = settings.pop("statistics")
         statistics |= {"baseline": tuple(statistics["baseline"]), "test": test or statistics["test"]}
-        types = dict.fromkeys(("name", "qid", "docno", "query"), str) | {"rank": "Int64", "tied": "boolean"}
-
-        def read(file: str, **options: Any) -> pd.DataFrame | None:
-            """Return a frame that `save` wrote if it was known; only numbers can be missing."""
-            path = folder / file
-            return pd.read_csv(path, keep_default_na=False, **options) if path.is_file() else None
-
+        costs = folder / "efficiency.csv"
         return cls(
             {name: part.reshape(-1, len(qids), len(measures)) for name, part in zip(seeds, parts, strict=True)},
             seeds,
@@ -247,10 +216,8 @@ class ExperimentResults:
             measures,
             Statistics(**statistics),
             round=settings.pop("round"),
-            efficiency=read("efficiency.csv", na_values=[""]),
+            efficiency=pd.read_csv(costs, keep_default_na=False, na_values=[""]) if costs.is_file() else None,
             checks=pd.read_csv(folder / "checks.csv", keep_default_na=False),
             settings=settings,
             folder=folder,
-            topics=read("topics.csv.gz", dtype=types),
-            ranks=read("ranks.csv.gz", dtype=types, na_values={"rank": [""], "tied": [""]}),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,9 @@ import pyterrier as pt
 
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
-from ..common.key import key
+from ..common.key import NoKeyError, frame_digest, key, own_models
 from ..common.runs import stages_of
 from .cost import Cost, measuring
-from .explain_query import with_ranks
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
 from .systems import RunPart
 
@@ -44,7 +43,7 @@ class EvaluatedRun:
     costs: list[Cost] = field(default_factory=list)  # one per part
     doubtful: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RUN_CHECKS, 0))  # queries that fail each
     candidates: dict[str, int] = field(default_factory=dict)  # a hash of the documents, by query
-    ranks: pd.DataFrame = field(default_factory=pd.DataFrame)  # ranks of relevant documents; only for the first run
+    with_relevant: set[str] = field(default_factory=set)  # queries with a relevant document
     papers: list[str] = field(default_factory=list)  # to cite for the pipeline
 
 
@@ -64,10 +63,10 @@ class Runner:
     efficiency: bool
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
-    def evaluate(self, parts: Sequence[RunPart], on_part: Callable[[], object], *, ranks: bool) -> EvaluatedRun:
+    def evaluate(self, parts: Sequence[RunPart], on_part: Callable[[], object]) -> EvaluatedRun:
         """Compute or load a run of a system (one part, or one per fold), and evaluate it.
 
-        `on_part` is called after each part. With `ranks`, the ranks of relevant documents are kept.
+        `on_part` is called after each part.
         """
         outcome, run = EvaluatedRun(parts[0].seed), RunByQuery()
         for part in parts:
@@ -77,8 +76,9 @@ class Runner:
         outcome.values = self.evaluator(run)
         count_doubtful(run, qids, outcome.doubtful)
         outcome.candidates = {qid: hash(frozenset(run[qid][0].tolist())) for qid in qids if qid in run}
-        if ranks:
-            outcome.ranks = with_ranks(self.relevant, run)
+        relevant = zip(self.relevant["qid"], self.relevant["docno"], strict=True)
+        documents = {qid: set(docnos.tolist()) for qid, (docnos, _) in run.items()}
+        outcome.with_relevant = {qid for qid, docno in relevant if docno in documents.get(qid, ())}
         return outcome
 
     def _run(self, part: RunPart, outcome: EvaluatedRun) -> pd.DataFrame:
@@ -95,18 +95,21 @@ class Runner:
         trainings = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
         seen = {qid for training in trainings if training is not None for qid in training.qids}
         outcome.doubtful[TRAINED] += len(seen & set(topics["qid"]))
-        run_key = None
+        made_by = None
         if self.folder is not None:
-            with suppress(ValueError):  # user code has no key
-                run_key = key([pipeline, topics, self.efficiency])
-            saved = self.folder.find(part, run_key)
+            made_by = {
+                "topics": frame_digest(topics),
+                "models": list(map(_key_of, own_models(pipeline))),
+                "efficiency": self.efficiency,
+            }
+            saved = self.folder.find(part, made_by)
             if saved is not None:
                 outcome.costs.append(saved[1])
                 return saved[0]
         frame, cost = self._execute(pipeline, topics)
         outcome.costs.append(cost)
         if self.folder is not None:
-            self.folder.write(part, frame, run_key, cost)
+            self.folder.write(part, frame, made_by, cost)
         return frame
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
@@ -126,7 +129,7 @@ class Runner:
             cost.seconds = seconds + time.perf_counter() - begin
             coverage = getattr(last, "coverage", None) if self.efficiency else None
             if coverage is not None:
-                cost.texts, cost.windows = coverage.documents, coverage.windows
+                cost.texts, cost.windows = coverage.pairs, coverage.windows
                 cost.tokens, cost.tokens_read = coverage.tokens, coverage.tokens_read
             costs.append(cost)
             frames.append(frame[[column for column in ("qid", "docno", "score") if column in frame.columns]])
@@ -145,6 +148,14 @@ class Runner:
         if self.batch_size is None:
             self.last_candidates = (stages, topics, frame.copy(), seconds)
         return frame, seconds
+
+
+def _key_of(model: Any) -> str | None:
+    """Return the key of a model, whatever computes it; None if it has none, e.g. one around another package's model."""
+    try:
+        return key(model, without=("computed",))
+    except NoKeyError:
+        return None
 
 
 def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:

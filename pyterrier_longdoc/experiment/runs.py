@@ -7,7 +7,7 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,8 @@ from ..common.arguments import check_arguments
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, integer_labels
 from ..common.measures import measures_named
-from ..common.runs import frame_digest, read_run, write_run
+from ..common.runs import read_run, write_run
+from ..common.warnings import warn
 from .cost import Cost
 from .systems import Fold, RunPart
 
@@ -115,53 +116,64 @@ def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of an experiment, with its settings (`settings.json`) and finished runs.
+    """The folder of an experiment with its finished runs.
 
-    A run is stored as `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file that describes its pipeline.
-    Existing runs are reused if they come from the same pipeline (mode `"reuse"`), deleted (`"overwrite"`) or cause an
-    error (`"error"`).
+    A run is stored as `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file of its cost, and the topics
+    and models that it was made by.
+
+    Attributes:
+        read: the names of the systems of which a run was read.
     """
 
-    def __init__(
-        self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse", systems: Iterable[str] = ()
-    ) -> None:
-        check_arguments("str", choices=("reuse", "overwrite", "error"), save_mode=mode)
-        self.folder, self.settings = Path(folder), settings
-        runs, file = self.folder / "runs", self.folder / "settings.json"
-        if runs.is_dir() and (mode == "error" or not file.is_file()):
-            raise FileExistsError(f"save_dir {str(folder)!r} already holds runs: use another one, or save_mode='reuse'")
-        if mode == "overwrite":
-            for name in systems:
-                shutil.rmtree(_run_file(self.folder, name, None, None).parent, ignore_errors=True)
-        elif runs.is_dir():
-            previous = json.loads(file.read_text(encoding="utf-8"))
-            for kind in ("topics", "folds"):
-                if previous.get(kind) != settings[kind]:
-                    raise ValueError(
-                        f"save_dir {str(folder)!r} holds runs of other {kind}: use another one, or "
-                        f"save_mode='overwrite'"
-                    )
-        write_lines(file, [json.dumps(settings, indent=1)])
+    def __init__(self, folder: str | Path, mode: str, systems: Iterable[str]) -> None:
+        check_arguments("str", choices=("warn", "reuse", "overwrite", "error"), save_mode=mode)
+        self.folder, self.mode, self.read = Path(folder), mode, dict[str, None]()
+        folders = {name: _run_file(self.folder, name, None, None).parent for name in systems}
+        old = [name for name, path in folders.items() if path.is_dir()]
+        message = (
+            f"save_dir={str(folder)!r} already has runs of {', '.join(old)}: use save_mode='reuse' to read them, or "
+            f"'overwrite' to replace them"
+        )
+        if old and mode == "error":
+            raise ValueError(message)
+        if old and mode == "warn":
+            warn(f"{message}, as happens now", UserWarning)
+        # Now, because an interruption would leave old runs beside new ones.
+        for name in old if mode == "overwrite" else ():
+            shutil.rmtree(folders[name])
 
-    def find(self, part: RunPart, run_key: str | None) -> tuple[pd.DataFrame, Cost] | None:
-        """Return the saved run with this key and its cost; None if there is none or the key is None."""
+    def find(self, part: RunPart, made_by: Mapping[str, Any]) -> tuple[pd.DataFrame, Cost] | None:
+        """Return the run to reuse and its cost; None if there is none, or its cost was not measured but is asked for.
+
+        Raises:
+            ValueError: if it was made by another model of this package, or for other topics.
+        """
         path = _run_file(self.folder, part.system, part.seed, part.fold)
-        if run_key is None or not _notes_of(path).is_file():  # notes are written last
+        if self.mode != "reuse" or not _notes_of(path).is_file():  # notes are written last
             return None
         notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
-        return (read_run(path), Cost(**notes["cost"])) if notes.get("key") == run_key else None
+        saved = notes["made by"]
+        if saved is None or saved["efficiency"] < made_by["efficiency"]:
+            return None
+        for what in ("topics", "models"):
+            if saved[what] != made_by[what]:
+                raise ValueError(
+                    f"save_dir={str(self.folder)!r} has a run of {part} with other {what}: use another folder, or "
+                    f"save_mode='overwrite'"
+                )
+        self.read[part.system] = None
+        return read_run(path), Cost(**notes["cost"])
 
-    def write(self, part: RunPart, run: pd.DataFrame, run_key: str | None, cost: Cost | None) -> None:
-        """Write a run and its description."""
+    def write(self, part: RunPart, run: pd.DataFrame, made_by: Mapping[str, Any] | None, cost: Cost | None) -> None:
+        """Write a run and its notes; a run over all topics replaces runs of folds, and the other way round."""
         for other in run_files(self.folder, part.system, part.seed):
             if (".fold-" in other.name) != (part.fold is not None):
-                # A run over all topics replaces runs of folds, and the other way round.
                 _notes_of(other).unlink(missing_ok=True)
                 other.unlink()
         path = _run_file(self.folder, part.system, part.seed, part.fold)
+        _notes_of(path).unlink(missing_ok=True)  # those of an earlier run
         write_run(run, path, part.system)
-        notes = {"key": run_key, "cost": cost and asdict(cost), "versions": self.settings["versions"]}
-        write_lines(_notes_of(path), [json.dumps(notes, indent=1)])
+        write_lines(_notes_of(path), [json.dumps({"made by": made_by, "cost": cost and asdict(cost)}, indent=1)])
 
 
 def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:
@@ -182,14 +194,13 @@ def _notes_of(run_file: Path) -> Path:
     return run_file.with_name(run_file.name.replace(".res.gz", ".json"))
 
 
-def experiment_settings(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequence[int] | None) -> dict[str, Any]:
-    """Return the topics, folds, seeds and versions that the runs depend on, for JSON."""
+def experiment_settings(folds: Sequence[Fold], seeds: Sequence[int] | None) -> dict[str, Any]:
+    """Return folds, seeds and versions, for JSON."""
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(name for name in ("torch", "transformers") if name in sys.modules)):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
-        "topics": {"queries": len(topics), "digest": frame_digest(topics)},
         "folds": [fold.test_topics["qid"].tolist() for fold in folds],
         "seeds": None if seeds is None else list(seeds),
         "versions": versions,

@@ -12,7 +12,6 @@ from .backends import (
     Reply,
 )
 from .client import LLMClient, NoLogprobsError, NotInCacheError
-from .costs import Estimate, Ledger, Prices, SpendCapError
 from .parsing import IncompleteReplyWarning, UnreadableReplyError
 from .pointwise import Pointwise
 from .prompts import ListwisePrompt
@@ -30,9 +29,9 @@ from .schedules import (
 )
 
 __all__ = [
-    "BackToFront", "Backend", "BackendError", "CallableBackend", "ContextOverflowError", "Estimate", "FirstToken",
-    "HuggingFaceBackend", "IncompleteReplyWarning", "LLMClient", "Ledger", "ListwisePrompt", "MalformedReplyError",
+    "BackToFront", "Backend", "BackendError", "CallableBackend", "ContextOverflowError", "FirstToken",
+    "HuggingFaceBackend", "IncompleteReplyWarning", "LLMClient", "ListwisePrompt", "MalformedReplyError",
     "NoLogprobsError", "NotInCacheError", "OpenAIBackend", "PairwiseAll", "PairwiseBubble", "ParallelBlocks",
-    "Permutation", "Pointwise", "Prices", "RankGPT", "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion",
-    "SpendCapError", "TopDown", "Tournament", "UnreadableReplyError",
+    "Permutation", "Pointwise", "RankGPT", "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion", "TopDown",
+    "Tournament", "UnreadableReplyError",
 ]  # fmt: skip

@@ -45,10 +45,6 @@ class AnswerForm(Cited, ABC):
     def parse(self, reply: Reply, n: int, prompt: Prompt) -> ParsedReply | None:
         """Return the order of `n` documents in a reply; None if there is none."""
 
-    @abstractmethod
-    def unchanged(self, n: int, prompt: Prompt) -> Reply:
-        """Return a reply that keeps the order of `n` documents."""
-
 
 @dataclass(frozen=True, repr=False)
 class Permutation(ReprMixin, AnswerForm):
@@ -69,9 +65,6 @@ class Permutation(ReprMixin, AnswerForm):
 
     def parse(self, reply: Reply, n: int, prompt: Prompt) -> ParsedReply | None:
         return parse_ranking(reply.text, n)
-
-    def unchanged(self, n: int, prompt: Prompt) -> Reply:
-        return Reply(" > ".join(f"[{number}]" for number in range(1, n + 1)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,10 +118,6 @@ class FirstToken(ReprMixin, AnswerForm):
             return None
         others = [document for document, value in enumerate(values) if value == -math.inf]
         return ParsedReply([*sorted(scored, key=values.__getitem__, reverse=True), *others], len(others), 0, 0)
-
-    def unchanged(self, n: int, prompt: Prompt) -> Reply:
-        logprobs = {name: -float(rank) for rank, name in enumerate(names(prompt)[:n], 1)}
-        return Reply("", output_tokens=1, logprobs=logprobs)
 
 
 def names(prompt: Prompt) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -21,7 +19,6 @@ from ..common.servers import (
     is_too_long,
     key_in,
     redact,
-    retrying,
     without_secrets,
 )
 from .prompts import Message
@@ -75,7 +72,8 @@ class CallableBackend:
         function: takes the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs`
             for `first_token`. Exceptions end the run, except for `ContextOverflowError`, which shortens the documents.
         name: the name of the function in the replay cache; change it when the function changes. Default: the module and
-            name of the function.
+            name of the function. Jobs on disk and saved runs also compare the source text of a function without
+            `name`; what it calls does not count.
     """
 
     def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
@@ -88,9 +86,9 @@ class CallableBackend:
     def __repr__(self) -> str:
         return f"CallableBackend({self.model})"
 
-    def code_parts(self) -> Sequence[Any]:
-        """Return the function, which can be user code, unless the user named it."""
-        return () if self.name else (self.function,)
+    def describe(self) -> dict[str, Any]:
+        """Return the name, or the function, which then counts by its name and source text."""
+        return {"name": self.name} if self.name else {"function": self.function}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Call the function."""
@@ -109,7 +107,8 @@ class OpenAIBackend:
     """A model on an OpenAI-compatible server: OpenAI, Anthropic, vLLM, SGLang, Ollama, llama.cpp or a gateway.
 
     The `openai` client retries after time-outs, rate limits (429) and server errors, with exponential back-off up to 8
-    seconds, jitter, and the server's Retry-After (up to two minutes). A wrong key or bad request ends the run at once.
+    seconds, jitter, and the server's Retry-After (up to two minutes). A wrong key, a bad request or a malformed reply
+    ends the run at once.
 
     Args:
         model: the name of the model on the server.
@@ -169,9 +168,7 @@ class OpenAIBackend:
         openai, client = import_extra("openai", "llm", "this needs openai"), self.client
         try:
             client = client or self._connect(openai)
-            # The client retries everything but malformed replies.
-            reply: Reply = retrying(self.max_retries, MalformedReplyError)(self._request, client, messages, parameters)
-            return reply
+            return self._request(client, messages, parameters)
         except openai.OpenAIError as error:
             response: Any = getattr(error, "response", None)
             message = str(error.__cause__ or error) if response is None else error_text(response)
@@ -198,7 +195,7 @@ class OpenAIBackend:
         raw = completions.create(model=self.model, messages=list(messages), **parameters)
         try:
             return _reply_of(raw.parse())
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        except (AttributeError, LookupError, TypeError, ValueError):
             message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
         raise MalformedReplyError(redact(f"{self.model}: {message}", client.api_key))
 
@@ -211,15 +208,8 @@ def _reply_of(answer: Any) -> Reply:
     positions = getattr(getattr(choice, "logprobs", None), "content", None)
     # Of several tokens with the same text, the first and most likely one counts.
     logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
-    if logprobs and not all(value < math.inf for value in logprobs.values()):
-        raise ValueError("log-probabilities must be numbers")
-    asked, answered = (_count(getattr(usage, name, None)) for name in ("prompt_tokens", "completion_tokens"))
-    return Reply(text, asked, answered, logprobs=logprobs)
-
-
-def _count(value: Any) -> int | None:
-    """Return a reported number of tokens; None if it is invalid, so that they are counted instead."""
-    return value if isinstance(value, int) and 0 <= value <= sys.maxsize else None
+    requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    return Reply(text, requested, answered, logprobs=logprobs)
 
 
 @dataclass(eq=False, repr=False)
@@ -230,7 +220,8 @@ class HuggingFaceBackend:
     `ListwisePrompt(system="")`. For many prompts, a server such as vLLM with `OpenAIBackend` is faster.
 
     Args:
-        model: a model on the hub, or a folder, which is identified by the contents of its files when it is first read.
+        model: a model on the hub, or a folder, which is identified by the contents of its files when it is first
+            used; it must not change afterwards.
         parameters: the parameters of `generate`. Default: greedy decoding, at most 256 new tokens.
         device: `"cuda"`, `"cpu"`, ...; None uses a GPU if there is one.
         dtype: `"float32"`, `"bfloat16"` or `"float16"`; None uses that of the checkpoint.
@@ -314,8 +305,6 @@ class HuggingFaceBackend:
             from ..modelling.backbones.load import check_embeddings
             from ..modelling.devices import in_own_memory
 
-            if folder_digest(self.model) != self.settings["files"]:
-                raise ValueError(f"{self!r}: the folder has changed since its first use: create a new backend")
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)
             tokenizer = load_tokenizer(place, **options)

@@ -1,4 +1,4 @@
-"""A client for a model with a replay cache, a ledger, and retries after unreadable replies."""
+"""A client for a model with a replay cache, counts of calls and tokens, and retries after unreadable replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ..common.arguments import check_type
 from ..common.servers import BackendError, ContextOverflowError
 from ..common.store import Store
 from .backends import Backend, CallableBackend, Reply
-from .costs import Call, Ledger, Prices
 from .prompt_budget import Tokens
 from .prompts import Message
 
@@ -33,6 +32,10 @@ LOGPROBS_FROM = (
 Parsed = TypeVar("Parsed")
 
 
+# One lock for all clients, because a lock per client could not be pickled.
+_COUNTING = threading.Lock()
+
+
 class NotInCacheError(LookupError):
     """The cache has no reply to a prompt, and `replay_only` is set."""
 
@@ -42,22 +45,22 @@ class NoLogprobsError(BackendError):
 
 
 class LLMClient:
-    """Calls a model through a replay cache and keeps a ledger; can be shared by rerankers and judges.
+    """Calls a model through a replay cache and counts its calls and tokens; can be shared by rerankers and judges.
 
     Args:
         llm: a backend, or a function from messages to text.
         cache: a SQLite file of replies, found by a hash of model, settings and messages; API keys and addresses are not
             stored. Several threads and processes can use it. A reply is stored before it is used, so that none is lost
             when a run is stopped. None for no cache.
-        prices: the prices per million tokens.
-        max_cost: no call starts once this amount is spent, including earlier replies of this model in the cache. Calls
-            in progress, one per thread, can still exceed it. Needs `prices`.
         tokenizer: counts tokens that the backend does not report: a Hugging Face tokenizer or its name, a tiktoken
             encoding or a function; None counts four characters as one token.
         replay_only: read all replies from the cache, without key or network.
 
     Attributes:
-        ledger: the calls so far.
+        calls: the number of replies of the model so far, without those of the cache.
+        cached: the number of replies of the cache so far.
+        input_tokens: the tokens of the prompts of `calls`.
+        output_tokens: the tokens generated for `calls`, including reasoning.
     """
 
     def __init__(
@@ -65,8 +68,6 @@ class LLMClient:
         llm: Any,
         *,
         cache: str | Path | None = None,
-        prices: Prices | None = None,
-        max_cost: float | None = None,
         tokenizer: Any = None,
         replay_only: bool = False,
     ) -> None:
@@ -84,11 +85,7 @@ class LLMClient:
                 f"use CallableBackend(function, name=...)"
             )
         self.cache = None if cache is None else Store(cache)
-        self.ledger = Ledger(prices, max_cost)
-        if self.cache is not None and max_cost is not None:
-            replies = (reply for reply in self.cache.values(_entry) if reply["model"] == self.backend.model)
-            costs = (self.ledger.cost_of(reply["input_tokens"], reply["output_tokens"]) for reply in replies)
-            self.ledger.earlier_cost = sum(costs)
+        self.calls = self.cached = self.input_tokens = self.output_tokens = 0
         self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
         self._locks: dict[str, threading.Lock] = {}
@@ -96,15 +93,11 @@ class LLMClient:
     def __repr__(self) -> str:
         return f"LLMClient({self.backend!r})"
 
-    def code_parts(self) -> Sequence[Any]:
-        """Return the backend, which can be user code."""
-        return (self.backend,)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}}
 
     def ask(self, qid: str, messages: Sequence[Message]) -> Reply:
-        """Return the reply of the cache or else the model, and record it in the ledger for the qid."""
+        """Return the reply of the cache or else the model, and count it; the qid is for errors."""
         return self._reply(qid, messages, self.backend, self.backend.settings)
 
     def first_token(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
@@ -139,33 +132,32 @@ class LLMClient:
         # With a cache, equal prompts of concurrent queries are only paid for once.
         with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
             entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
-            replayed = entry is not None
-            if entry is None:
-                if self.replay_only:
-                    raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
-                entry = self._new_reply(messages, send)
-                if self.cache is not None:
-                    self.cache.put_many({key: entry})
-        self.ledger.add(Call(qid, replayed, entry["input_tokens"], entry["output_tokens"], entry["estimated"]))
-        return Reply(entry["text"], entry["input_tokens"], entry["output_tokens"], entry["logprobs"])
+            if entry is not None:
+                with _COUNTING:
+                    self.cached += 1
+                return Reply(**entry)
+            if self.replay_only:
+                raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
+            reply = self._counted(messages, send(messages))
+            if self.cache is not None:
+                self.cache.put_many({key: asdict(reply)})
+        return reply
 
-    def _new_reply(self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Reply]) -> dict[str, Any]:
-        """Return a new reply as an entry of the cache; tokens that the backend does not report are counted."""
-        self.ledger.check_cap()
-        reply = send(messages)
+    def _counted(self, messages: Sequence[Message], reply: Reply) -> Reply:
+        """Count a new reply; tokens that the backend does not report are counted by `tokenizer`."""
         # Models can generate lone surrogates, which servers refuse in the reminder that repeats the reply.
         reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
-        estimated = reply.input_tokens is None or reply.output_tokens is None
         tokens_in = self.tokens.count_messages(messages) if reply.input_tokens is None else reply.input_tokens
         tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
-        reply = replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
-        return {"model": self.backend.model, "estimated": estimated, **asdict(reply)}
+        with _COUNTING:
+            self.calls, self.input_tokens = self.calls + 1, self.input_tokens + tokens_in
+            self.output_tokens += tokens_out
+        return replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
 
 
 def _entry(stored: dict[str, Any]) -> dict[str, Any]:
     """Return an entry of the cache; LookupError if a field is missing."""
-    names = ("model", "estimated", *(f.name for f in fields(Reply)))
-    return {name: stored[name] for name in names}
+    return {f.name: stored[f.name] for f in fields(Reply)}
 
 
 class AsksLLM:
@@ -180,11 +172,6 @@ class AsksLLM:
         if self._client_of is None or self._client_of[0] is not self.llm:
             self._client_of = self.llm, self.llm if isinstance(self.llm, LLMClient) else LLMClient(self.llm)
         return self._client_of[1]
-
-    @property
-    def ledger(self) -> Ledger:
-        """The calls of this object and of all others that share its `LLMClient`."""
-        return self.client.ledger
 
 
 def read_reply(

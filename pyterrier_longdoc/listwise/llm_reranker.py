@@ -14,7 +14,8 @@ from ..common.citations import papers_of
 from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.frames import TextField, field_names, is_blank, texts_of, validated
-from ..common.presentation import NotebookMixin, changes, described
+from ..common.key import description
+from ..common.presentation import NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs
 from ..modelling.preselection import WindowSelector, check_preselection
@@ -57,12 +58,13 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON description that identifies this transformer: name and settings of the model, arguments."""
-        backend = self.client.backend
-        values = arguments_of(self, "head", "windows", "input").items()
-        arguments: dict[str, Any] = {name: described(value) for name, value in values}
-        if self.preselect is not None:
-            arguments["preselect"] = self.preselect.describe()
-        return {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
+        backend, values = self.client.backend, arguments_of(self, "head", "windows", "input")
+        return {
+            "model": backend.model,
+            "settings": dict(backend.settings),
+            "backend": description(backend if hasattr(backend, "describe") else type(backend)),
+            "arguments": {name: description(value) for name, value in values.items()},
+        }
 
     def _check(self) -> None:
         """Raise ValueError for invalid arguments; the model is not called."""

@@ -27,12 +27,6 @@ _LINKS = {
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
 _ANNOUNCED = re.compile(rf"(?::|<\w+>)\s*{_BULLET}\[?\s*\Z")
-# "[3], then [1] and [2]"
-_IN_WORDS = re.compile(
-    rf"{_ID.pattern}(?:[\s,;*_`\"']{{0,9}}(?:(?:and\s)?(?:then|followed by)\s|and\s)?[*_`\"']{{0,9}}{_ID.pattern})+",
-    re.IGNORECASE,
-)
-_THEN = re.compile(r"then|followed", re.IGNORECASE)
 # Said by the model, or at the start of a sentence; "I can't find" and "I can't be sure, but here is:" are none.
 _REFUSAL = re.compile(
     r"(?:\b(?:I|we)\b(?:['\u2019]m)?(?: \w+){0,3}? |(?:\A|[.!?\n])\W{0,9})"
@@ -78,10 +72,10 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     A ranking is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that only
     has ids can also separate them by spaces or commas. In a longer reply, a ranking must be on separate lines, or be a
     chain of `>` with more than half of the documents. It must also begin the reply, follow a colon, or have all
-    documents; within a sentence, it must have more than two, and `[3], then [1] and [2]` is allowed too. Text after
-    `I can't` and similar phrases is ignored. These rules exclude `the passages [1] and [2]`, a quotation of the
-    request's `[2] > [1]`, and `policy 3.2`. Of several rankings, the last one with the most documents counts. Returns
-    None for a reply without a ranking: a refusal, prose, an empty or truncated reply.
+    documents (within a sentence, more than two). Text after `I can't` and similar phrases is ignored. These rules
+    exclude `the passages [1] and [2]`, a quotation of the request's `[2] > [1]`, and `policy 3.2`. Of several rankings,
+    the last one with the most documents counts. Returns None for a reply without a ranking: a refusal, prose, an empty
+    or truncated reply.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -112,10 +106,6 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
 def _possible_rankings(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
     """Yield possible rankings: the start of each, its ids, and whether it is on separate lines."""
     yield from _chains(text, n)
-    for match in _IN_WORDS.finditer(text):
-        ids = [_number(digits) for digits in _DIGITS.findall(match[0])]
-        if _THEN.search(match[0]) and len(set(ids)) == n:
-            yield match.start(), ids, False
     for match in _LIST.finditer(text):
         yield match.start(), [_number(digits) for digits in _DIGITS.findall(match[0])], True
 

@@ -17,7 +17,6 @@ from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import check_gives_logprobs, logprob
 from .backends import Reply
-from .costs import Estimate
 from .llm_reranker import LLMReranker
 from .parsing import IncompleteReplyWarning, UnreadableReplyError
 from .prompt_budget import PromptBudget
@@ -54,7 +53,7 @@ class Pointwise(LLMReranker):
     Rows with the same query and text share one prompt. An outage ends the run.
 
     Args:
-        llm: an `LLMClient` (with cache, prices and spend cap), a backend with log-probabilities (`OpenAIBackend`,
+        llm: an `LLMClient` (with a cache and counts of tokens), a backend with log-probabilities (`OpenAIBackend`,
             `HuggingFaceBackend`), or a function from messages to a `Reply` with `logprobs`.
         request: the prompt; it must contain `{query}` and `{text}` and ask for yes or no, or for a grade from 0 to
             `{best}`.
@@ -91,7 +90,6 @@ class Pointwise(LLMReranker):
             NoLogprobsError: if the model replies without log-probabilities.
             UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`.
             BackendError: if the model gives no reply.
-            SpendCapError: if the spend cap is reached.
         """
         pairs = self._pairs(inp)
         if not pairs:
@@ -118,14 +116,6 @@ class Pointwise(LLMReranker):
         scores = pd.Series([score_of[pair] for pair in pairs])
         lowest = scores.groupby(inp["qid"].to_numpy()).transform("min")
         return with_scores(inp, scores.fillna(lowest - 1).fillna(0.0).to_numpy())
-
-    def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """Return an estimate of `transform`, like `RankGPT.estimate`, with one token per answer."""
-        pairs = self._pairs(inp)
-        budget = self._budget(self._prompt, pairs)
-        no_reply = Reply("")
-        prompts = [budget.ask(lambda messages: no_reply, query, [text])[0] for query, text in dict.fromkeys(pairs)]
-        return self.ledger.estimate(len(prompts), sum(map(budget.count_messages, prompts)), len(prompts))
 
     def _pairs(self, inp: pd.DataFrame) -> list[tuple[str, str]]:
         """Return the query and text of each row."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..common.coverage import Coverage, Reading
+from ..common.coverage import Coverage, PairCoverage
 from ..common.language import token_counter
 from ..common.servers import ContextOverflowError
 from ..passages.excerpts import MARK, ChosenPassages
@@ -43,7 +43,7 @@ class Tokens:
         with _COUNTING:
             return self._counts([text])[0]
 
-    def cut(self, text: str, limit: int) -> str:
+    def truncate(self, text: str, limit: int) -> str:
         """Truncate a text to at most `limit` tokens, found by bisection."""
         end = max(limit, 1) * CHARACTERS_PER_TOKEN
         while end < len(text) and self.count(text[:end]) <= limit:
@@ -67,12 +67,12 @@ def fair_limit(lengths: Sequence[int], budget: int) -> int:
 
 
 class Excerpt(NamedTuple):
-    """The part of a document in a prompt; `cut_by` names the limit that truncated it."""
+    """The part of a document in a prompt; `truncated_by` names the limit that truncated it."""
 
     text: str
     tokens: int  # without marks
     passages: int = 1  # 1 for the beginning of the document
-    cut_by: str = ""
+    truncated_by: str = ""
 
 
 class PromptBudget(Tokens):
@@ -94,21 +94,13 @@ class PromptBudget(Tokens):
         self._lock = threading.Lock()
 
     def ask(
-        self,
-        send: Send,
-        query: str,
-        texts: Sequence[str],
-        *,
-        reminder: Sequence[Message] = (),
-        server_room: int | None = None,
-    ) -> tuple[list[Message], Reply, int | None]:
+        self, send: Send, query: str, texts: Sequence[str], *, reminder: Sequence[Message] = ()
+    ) -> tuple[list[Message], Reply]:
         """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder.
 
-        Returns the prompt without the reminder, the reply, and the tokens of documents to which the server's limit led:
-        the `server_room` of the next question, or None.
+        Returns the prompt without the reminder, and the reply.
         """
-        room, attempts_left = server_room, SHRINK_ATTEMPTS
-        room_by = f"max_prompt_tokens={self.max_prompt_tokens}" if room is None else "the server"
+        room, attempts_left, room_by = None, SHRINK_ATTEMPTS, f"max_prompt_tokens={self.max_prompt_tokens}"
         while True:
             excerpts, messages = self._fit(query, texts, room, room_by, reminder)
             try:
@@ -117,16 +109,14 @@ class PromptBudget(Tokens):
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                room = server_room = max(
-                    len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts))
-                )
+                room = max(len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)))
                 room_by = "the server"
             else:
                 with self._lock:
                     for text, excerpt in zip(texts, excerpts, strict=True):
                         shortest = self._shortest.get((query, text), excerpt)
                         self._shortest[query, text] = min(excerpt, shortest, key=lambda candidate: candidate.tokens)
-                return messages, reply, server_room
+                return messages, reply
 
     def coverage(self, queries: int) -> Coverage:
         """Return the coverage of all prompts so far, by the shortest excerpt for each query and text."""
@@ -134,10 +124,12 @@ class PromptBudget(Tokens):
         for (query, text), excerpt in self._shortest.items():
             length, tokens = self._length_of(text), excerpt.tokens
             eligible = max(tokens, self._excerpt(query, text, sys.maxsize).tokens)
-            cut = Counter({self.chosen_by: length - eligible})
-            cut[f"max_doc_len={self.max_doc_len}"] = eligible - max(tokens, min(self.max_doc_len or eligible, eligible))
-            cut[excerpt.cut_by] += length - tokens - cut.total()
-            rows.append(Reading(query, length, tokens, excerpt.passages, cut=cut))
+            truncated = Counter({self.chosen_by: length - eligible})
+            truncated[f"max_doc_len={self.max_doc_len}"] = eligible - max(
+                tokens, min(self.max_doc_len or eligible, eligible)
+            )
+            truncated[excerpt.truncated_by] += length - tokens - truncated.total()
+            rows.append(PairCoverage(query, length, tokens, excerpt.passages, truncated=truncated))
         coverage.add(rows)
         coverage.queries = queries
         return coverage
@@ -167,10 +159,10 @@ class PromptBudget(Tokens):
         """Truncate documents to `max_doc_len` each and `room` in total; long ones use what short ones leave."""
         lengths = [self._length_of(self._full_excerpt(query, text)) for text in texts]
         limit = max(lengths) if self.max_doc_len is None else self.max_doc_len
-        cut_by = f"max_doc_len={self.max_doc_len}"
+        truncated_by = f"max_doc_len={self.max_doc_len}"
         if room is not None and (share := fair_limit([min(length, limit) for length in lengths], room)) < limit:
-            limit, cut_by = share, room_by
-        return [self._excerpt(query, text, limit)._replace(cut_by=cut_by) for text in texts]
+            limit, truncated_by = share, room_by
+        return [self._excerpt(query, text, limit)._replace(truncated_by=truncated_by) for text in texts]
 
     def _full_excerpt(self, query: str, text: str) -> str:
         """Return the excerpt of a document without a limit."""
@@ -181,12 +173,12 @@ class PromptBudget(Tokens):
         if length <= limit and self._full_excerpt(query, text) == text:
             return Excerpt(text, length)
         if self.passages is None:
-            part = self.cut(text, limit)
+            part = self.truncate(text, limit)
             return Excerpt(part, self.count(part))
         of_pair = self.passages[query, text]
         numbers = of_pair.best_within(limit, self.count)
         if not numbers:  # only the beginning of the best passage, because there may be no room for marks
-            part = self.cut(of_pair.excerpt(of_pair.best[:1]).removeprefix(MARK).strip(), limit)
+            part = self.truncate(of_pair.excerpt(of_pair.best[:1]).removeprefix(MARK).strip(), limit)
             return Excerpt(part, self.count(part.removesuffix(MARK)))
         parts = (self.count(text[slice(*of_pair.spans[number])]) for number in numbers)
         return Excerpt(of_pair.excerpt(numbers), min(sum(parts), length), len(numbers))

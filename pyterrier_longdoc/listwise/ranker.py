@@ -111,10 +111,10 @@ class QueryRanking:
                 f"top_logprobs="
             )
         send = partial(budget.ask, partial(ask, str(self.qid)), self.query, [self.texts[i] for i in group])
-        messages, reply, server_room = send()
+        messages, reply = send()
         retries = settings.retries if settings.answer.asks_again else 0
         parsed, unreadable = read_reply(
-            lambda conversation: send(reminder=conversation[len(messages) :], server_room=server_room)[1],
+            lambda conversation: send(reminder=conversation[len(messages) :])[1],
             messages,
             reply,
             lambda reply: settings.answer.parse(reply, len(group), prompt),

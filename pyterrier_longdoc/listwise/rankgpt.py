@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +16,9 @@ from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import AnswerForm, Permutation
 from .backends import Reply
-from .costs import Estimate
 from .llm_reranker import LLMReranker
 from .parsing import IncompleteReplyWarning
-from .prompt_budget import PromptBudget, Tokens
+from .prompt_budget import PromptBudget
 from .prompts import Message, Prompt
 from .ranker import COUNTS, Ask, QueryRanking
 from .schedules import BackToFront, Schedule
@@ -45,7 +43,7 @@ class RankGPT(LLMReranker):
     without a ranking is a failure and never an order of documents; an outage ends the run.
 
     Args:
-        llm: an `LLMClient` (with cache, prices and spend cap), a backend (`OpenAIBackend`, `HuggingFaceBackend`) or a
+        llm: an `LLMClient` (with a cache and counts of tokens), a backend (`OpenAIBackend`, `HuggingFaceBackend`) or a
             function from a list of `{"role", "content"}` messages to a string.
         schedule: selects the documents of each prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
             another one of `pyterrier_longdoc.listwise.schedules`, or your own.
@@ -118,7 +116,6 @@ class RankGPT(LLMReranker):
             ValueError: for invalid arguments, or a qid with several queries.
             UnreadableReplyError: for a reply without a ranking, if `on_failure` is `"raise"`.
             BackendError: if the model gives no reply. Replies so far stay in the cache.
-            SpendCapError: if the spend cap is reached. Replies so far stay in the cache.
         """
         texts = self._texts(inp)
         report = REPORT_COLUMNS if self.report else ()
@@ -141,36 +138,6 @@ class RankGPT(LLMReranker):
         self._note_coverage(budget, inp, texts)
         counts_of = self.counts.set_index("qid").loc[inp["qid"].tolist()]
         return with_scores(inp, scores, **{name: counts_of[name].to_numpy() for name in report})
-
-    def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """Return an estimate of `transform` for the same frame; prompts are built but not sent.
-
-        Returns:
-            Calls, tokens and cost at the prices of `llm` (None without prices). Answers are assumed to be complete, and
-            replies in the cache are not deducted. With `preselect`, passages are selected as in a run. If the number of
-            prompts depends on the answers, it is the maximum, with prompts as long as those of a model that never
-            changes the order.
-        """
-        rankings = self._rankings(inp, self._texts(inp))
-        largest = max((len(ranking.texts) for ranking in rankings), default=0)
-        answers = [self.answer.unchanged(n, self._prompt) for n in range(largest + 1)]
-        tokens, tokens_in = Tokens(self.tokenizer), Counter[str]()
-
-        def ask(qid: str, messages: list[Message]) -> Reply:
-            tokens_in[qid] += tokens.count_messages(messages)
-            return answers[-1]
-
-        self._rank_all(rankings, ask, verbose=False)
-        tokens_out = [tokens.count(a.text) if a.output_tokens is None else a.output_tokens for a in answers]
-        total = np.zeros(3)
-        for ranking in rankings:
-            sizes = [size for of_round in ranking.rounds for size in of_round]
-            # `sizes` lacks the prompts that depend on answers.
-            prompts = self._most_prompts(ranking)
-            factor = prompts / max(len(sizes), 1)
-            of_query = [tokens_in[str(ranking.qid)], sum(tokens_out[size] for size in sizes)]
-            total += [prompts, *np.array(of_query) * factor]
-        return self.ledger.estimate(*np.ceil(total).astype(int).tolist())
 
     @property
     def _prompt(self) -> Prompt:

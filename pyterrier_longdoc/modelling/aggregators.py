@@ -14,12 +14,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from .backbones.alibi import AlibiBert
-from .backbones.architectures import InputRules
+from .backbones.families import family_of
 from .backbones.load import build_backbone, load_encoder, values_of
-
-# These add positions and segments only in `embeddings`.
-_WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 
 
 @dataclass(eq=False)
@@ -47,9 +43,9 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
         backbone = build_backbone({"config": source, "cross_encoder": False}, None)
     else:
         backbone = load_encoder(source)
-    if type(backbone.rules) is not InputRules or isinstance(backbone.model, AlibiBert):
+    if not backbone.family.is_plain:
         raise ValueError(
-            f"a checkpoint of type {backbone.family!r} cannot aggregate vectors: choose an encoder that "
+            f"a checkpoint of type {backbone.family.name!r} cannot aggregate vectors: choose an encoder that "
             f"attends to its whole input, such as BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT"
         )
     words, tokenizer = backbone.model.get_input_embeddings().weight.detach(), backbone.tokenizer
@@ -86,9 +82,11 @@ def _without_words(model: Any) -> Any:
 
 def without_positions(model: Any) -> Any:
     """Return the same transformer without positions: the order of the vectors does not matter."""
-    kind = model.config.model_type
-    if kind not in _WITHOUT_POSITIONS:
-        raise ValueError(f"positions=False is not possible with an aggregator of type {kind!r}: its layers use them")
+    family = family_of(model.config)
+    if family.positions != "learned":
+        raise ValueError(
+            f"positions=False is not possible with an aggregator of type {family.name!r}: its layers use them"
+        )
     model.embeddings = _VectorsAsTheyAre()
     return model
 

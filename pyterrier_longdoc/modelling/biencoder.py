@@ -27,7 +27,7 @@ from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .devices import current_dtype
 from .encoder import WindowEncoder, distinct
-from .inputs import Encoded, Input, Inputs, Pass, QueryStates, Settings, to_dense
+from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
 from .weights import WeightsWatch
@@ -44,7 +44,7 @@ class SpreadReader(SeparateReader):
     """
 
     def __init__(self, backbone: Backbone, settings: Settings, step: int, **options: Any) -> None:
-        kind, longest = backbone.family, backbone.longest_input
+        kind, longest = backbone.family.name, backbone.longest_input
         if kind != "bert" or longest is None or longest < step:
             raise ValueError(
                 f"position_step={step} needs a BERT with interpolated position embeddings, such as E5-4K; this "
@@ -96,10 +96,10 @@ class EmbeddingEncoder(WindowEncoder):
         super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
         self.shared = shared
         self.own_pooling = pooling or ("mean" if shared.after is None else None)
-        self.modules_after = shared.after
+        self.pooling_modules = shared.after
         if pooling and shared.after is not None:
-            self.modules_after = copy.deepcopy(shared.after)
-            for module in self.modules_after.modules():
+            self.pooling_modules = copy.deepcopy(shared.after)
+            for module in self.pooling_modules.modules():
                 if hasattr(module, "pooling_mode"):
                     module.pooling_mode = pooling
         self.similarity = similarity or defaults.similarity or SIMILARITIES[0]
@@ -108,10 +108,10 @@ class EmbeddingEncoder(WindowEncoder):
                 f"this checkpoint was trained with the similarity {self.similarity!r}, which BiEncoder does not have: "
                 f"similarity={' or '.join(map(repr, SIMILARITIES))} uses another one"
             )
-        self.of_queries: EmbeddingEncoder | None = None
-        if shared.of_queries is not None:
-            self.of_queries = EmbeddingEncoder(
-                shared.of_queries,
+        self.query_encoder: EmbeddingEncoder | None = None
+        if shared.query_encoder is not None:
+            self.query_encoder = EmbeddingEncoder(
+                shared.query_encoder,
                 pooling=pooling,
                 similarity=similarity,
                 query_prefix=query_prefix,
@@ -126,7 +126,7 @@ class EmbeddingEncoder(WindowEncoder):
             return SeparateReader(self.origin, settings, **options)
         return SpreadReader(self.origin, settings, self.position_step, **options)
 
-    def room(self, length: int) -> int:
+    def window_limit(self, length: int) -> int:
         """Return the maximum number of tokens of a window in inputs of this length, within the backbone's limit."""
         specials, _ = specials_of_text(self.origin, self.prefixes[1])
         return max(1, min(length, self.origin.longest_input or sys.maxsize) - len(specials))
@@ -136,19 +136,19 @@ class EmbeddingEncoder(WindowEncoder):
 
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
-        if self.of_queries is not None:
-            self.of_queries.use(settings, needs)
+        if self.query_encoder is not None:
+            self.query_encoder.use(settings, needs)
 
     def refresh(self) -> None:
         super().refresh()
         if self.shared.weights.changed(self, contents=True):
             self.shared.cache.clear()
-        if self.of_queries is not None:
-            self.of_queries.refresh()
+        if self.query_encoder is not None:
+            self.query_encoder.refresh()
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
-        queries = (self.of_queries or self).embed([pair.query_input for pair in pairs], coverage, "query")  # (P, H)
+        queries = (self.query_encoder or self).embed([pair.query_input for pair in pairs], coverage, "query")  # (P, H)
         windows = self.embed([one for pair in pairs for one in pair.windows], coverage, "document")  # (V, H)
         mask = torch.ones(len(queries), 1, dtype=torch.bool, device=self.device)
         documents = to_dense(windows, [len(pair.windows) for pair in pairs])
@@ -171,7 +171,7 @@ class EmbeddingEncoder(WindowEncoder):
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
 
     def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:
-        if self.modules_after is None:
+        if self.pooling_modules is None:
             return super().pooled(states, batch)
         prompt_length = self.prompt_lengths[0 if side == "query" else 1]
         features = {
@@ -181,7 +181,7 @@ class EmbeddingEncoder(WindowEncoder):
             "modality": "text",
             **({} if prompt_length is None else {"prompt_length": prompt_length}),
         }
-        vectors: torch.Tensor = self.modules_after(features, task=side)[VECTOR]
+        vectors: torch.Tensor = self.pooling_modules(features, task=side)[VECTOR]
         return vectors
 
 
@@ -221,7 +221,7 @@ class SharedEncoder:
         backbone: the encoder.
         settings: how the checkpoint embeds texts.
         after: the model without the encoder, from the tokens' states to the embedding; None for a plain encoder.
-        of_queries: the encoder of queries; None if it is the same encoder.
+        query_encoder: the encoder of queries; None if it is the same encoder.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class SharedEncoder:
         self.backbone = backbone
         self.settings = settings
         self.after = after
-        self.of_queries: SharedEncoder | None = None
+        self.query_encoder: SharedEncoder | None = None
         self.cache = EmbeddingCache()
         self.runtimes: dict[str, Any] = {}
         self.weights = WeightsWatch()
@@ -314,10 +314,10 @@ def load_shared(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
             encoders[where] = _shared(name, model, transformer, where, trust_remote_code=trust_remote_code)
         router.sub_modules[route][0] = nn.Identity()
     shared, *others = encoders.values()
-    for of_queries in others:
-        shared.of_queries = of_queries
-        shared.settings = replace(shared.settings, query_length=of_queries.settings.query_length)
-        first, second = shared.backbone, of_queries.backbone
+    for query_encoder in others:
+        shared.query_encoder = query_encoder
+        shared.settings = replace(shared.settings, query_length=query_encoder.settings.query_length)
+        first, second = shared.backbone, query_encoder.backbone
         if first.tokenizer.get_vocab() != second.tokenizer.get_vocab() or first.longest_input != second.longest_input:
             raise ValueError(
                 f"checkpoint {name!r} has two tokenizers or lengths, but BiEncoder needs the same for queries and texts"

@@ -7,7 +7,7 @@ query tokens, T tokens of a window with its query and special tokens, D tokens o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..common import frames
 from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, Inputs, Matches, Pass, QueryStates, Settings, collate, to_dense
+from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
 from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime
@@ -60,13 +59,16 @@ class WindowEncoder(nn.Module):
     """
 
     block_characters = BLOCK_CHARACTERS
-    is_exported = True
+    supports_openvino = True
     """Whether runtimes other than torch can compute the backbone."""
-    starts_neutral: ClassVar[bool] = False
+    identity_at_start: ClassVar[bool] = False
     """Whether additional layers have no effect before training, so that scores make sense."""
     explains: ClassVar[tuple[str, ...]] = ()
-    """Columns that this encoder adds with `explain=True`: the keys of `extra` in the result of `explain`."""
-    stands_for = "inputs"
+    """Columns that this encoder adds with `explain=True`: the keys of `extra` in the result of `explain`. Those of
+    your own encoder begin with `explain_`, so that a later model leaves them out."""
+    head_dtype: ClassVar[torch.dtype] = torch.float32
+    """The precision of the head."""
+    vector_kind = "inputs"
     """What a vector after the representation step represents; encoders only share its weights if this is equal."""
 
     build_backbone = staticmethod(build_backbone)
@@ -74,10 +76,6 @@ class WindowEncoder(nn.Module):
 
     settings: Settings
     reader: Reader
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        frames.EXPLANATION.extend(name for name in cls.explains if name not in frames.EXPLANATION)
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -102,7 +100,7 @@ class WindowEncoder(nn.Module):
 
     @property
     def computed_in(self) -> tuple[str | None, str | None]:
-        """The precision and the runtime of the backbone; both None for external scorers."""
+        """The precision and the runtime of the backbone; None if there is none."""
         if self.quantized is not None:
             return self.quantized.precision, self.runtime.name
         return str(self.settings.dtype).removeprefix("torch."), self.runtime.name
@@ -122,7 +120,7 @@ class WindowEncoder(nn.Module):
         elif name != self.runtime.name:
             self.runtime = self.make_runtime(name)
         reader = self.make_reader(settings)
-        has_template = self.origin.template is not None or self.origin.options.prompt
+        has_template = self.origin.template is not None or self.origin.prompt
         for name, ignored in (
             ("layout", settings.layout.is_for_pairs and not reader.follows_layout),
             ("template", has_template and not reader.follows_template),
@@ -135,7 +133,7 @@ class WindowEncoder(nn.Module):
     def has_random_layers(self) -> bool:
         """Whether it has random weights apart from the backbone and the representation step."""
         parts = {name.partition(".")[0] for name, _ in self.named_parameters()}
-        return not self.starts_neutral and not parts <= {"backbone", "representation"}
+        return not self.identity_at_start and not parts <= {"backbone", "representation"}
 
     def make_runtime(self, name: str) -> TorchRuntime | OpenVinoRuntime:
         """Return the runtime of this name."""
@@ -160,7 +158,7 @@ class WindowEncoder(nn.Module):
         """Return whether it reads inputs like another encoder whose weights it copies, so that scores make sense."""
         return True
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return encoder-specific explanations for each of P pairs: fields and `extra` of an `Explanation`."""
         return [{} for _ in pairs]
 
@@ -168,7 +166,7 @@ class WindowEncoder(nn.Module):
 
     def forward(
         self,
-        pairs: Sequence[Inputs],
+        pairs: Sequence[PairInputs],
         *,
         needs: str = "cls",
         match: MatchFunction | None = None,
@@ -191,7 +189,7 @@ class WindowEncoder(nn.Module):
         inputs, counts = [one for pair in pairs for one in pair.windows], [len(pair.windows) for pair in pairs]
         if needs == "cls":
             return to_dense(self.vectors(inputs, coverage), counts)
-        order = by_length(map(len, inputs))
+        order = np.argsort(list(map(len, inputs)), kind="stable").tolist()
         query_collector = QueryCollector(inputs, counts, self.settings.device)
         match_collector = None if match is None else MatchCollector(inputs, counts, match, query_collector)
         if match_collector is not None:
@@ -215,7 +213,7 @@ class WindowEncoder(nn.Module):
         """
         # Dropout makes equal inputs differ.
         unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
-        order, vectors = by_length(map(len, unique)), []
+        order, vectors = np.argsort(list(map(len, unique)), kind="stable").tolist(), []
         for _, batch, states in self.passes(unique, order, coverage):
             vectors.append(self.pooled(states[-1], batch, **options))
         return torch.cat(vectors)[torch.tensor(order).argsort()[numbers]].float()
@@ -225,7 +223,8 @@ class WindowEncoder(nn.Module):
     ) -> list[torch.Tensor]:
         """Return V tensors `(T, H)`, the last layer's states in fp32 of real tokens, or of those in `kept`."""
         states: dict[int, torch.Tensor] = {}
-        for rows, batch, encoded in self.passes(inputs, by_length(map(len, inputs)), coverage):
+        order = np.argsort(list(map(len, inputs)), kind="stable").tolist()
+        for rows, batch, encoded in self.passes(inputs, order, coverage):
             for row, state, real in zip(rows, encoded[-1].float(), batch.mask, strict=True):
                 length = len(inputs[row])
                 chosen = real[:length] if kept is None else torch.from_numpy(kept[row]).to(real.device)
@@ -321,12 +320,6 @@ class WindowEncoder(nn.Module):
         weights = mask.unsqueeze(-1).float()
         mean = (states * weights).sum(1) / weights.sum(1)
         return mean if self.pooling == "late" else self.representation(mean)
-
-
-def by_length(lengths: Iterable[int]) -> list[int]:
-    """Return the indices that sort lengths in ascending order."""
-    known = list(lengths)
-    return sorted(range(len(known)), key=known.__getitem__)
 
 
 def distinct(inputs: Sequence[Input]) -> tuple[Sequence[Input], list[int]]:

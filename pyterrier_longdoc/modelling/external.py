@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,11 +22,13 @@ from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.language import named_tokenizer
+from .backbones.architectures import InputRules
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import CPU, Encoded, Input, Inputs, Query, Settings, to_dense
-from .readers import Reader
-from .tokens import Span, TokenizedText, tokenize
+from .inputs import CPU, Encoded, Input, PairInputs, Query, Settings, to_dense
+from .readers import Reader, Specials
+from .readers.base import NOTHING, TokenLimits
+from .tokens import tokenize
 from .windows import WholeText, Windows
 from .words import Words
 
@@ -38,20 +40,6 @@ WORDS_PER_TOKEN = 0.75
 
 SPARE_TOKENS = 8
 """How many more tokens a window may have by itself than in its document: its ends may cut words in two."""
-
-
-class Limits(NamedTuple):
-    """The limits of a scorer, if known: tokens of a query and a window, and windows per request."""
-
-    longest_input: int | None = None
-    batch_size: int | None = None
-
-
-class Scores(NamedTuple):
-    """The `(P,)` float64 scores of P pairs, and the number of windows that the scorer is known to have truncated."""
-
-    values: np.ndarray
-    cut: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,61 +68,46 @@ class ExternalScorer(ABC):
         return self
 
     @abstractmethod
-    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
-        """Return a finite score for each of P distinct pairs, scored at most `batch_size` at a time."""
+    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> np.ndarray:
+        """Return the `(P,)` finite float64 scores of P distinct pairs, scored at most `batch_size` at a time."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description of everything on which a score depends; ValueError if it is unknown."""
 
-    def code_parts(self) -> Sequence[Any]:
-        """Return no parts, because `describe` covers all of them."""
-        return ()
 
-    def limits(self) -> Limits:
-        """Return the limits of the scorer, if known."""
-        return Limits(self.longest_input)
-
-    def warning(self) -> str | None:
-        """Return a warning if the scorer can truncate texts silently."""
-        return None
+NO_INPUT = Input(NOTHING, (0, 0), (0, 0))
 
 
 class ExternalReader(Reader):
     """Reads texts instead of token ids; tokens are only counted."""
 
     def __init__(self, encoder: ExternalEncoder, settings: Settings) -> None:
-        longest = encoder.limits.longest_input
         self.counts_words = encoder.scorer.tokenizer is None
-        self.specials = encoder.tokenizer.num_special_tokens_to_add(pair=True)
-        self.assumed = int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN)
-        super().__init__(encoder.tokenizer, settings, longest=None if longest is None else longest - SPARE_TOKENS)
+        self.assumed = int((encoder.scorer.longest_input or ASSUMED_INPUT) * WORDS_PER_TOKEN)
+        super().__init__(encoder, settings)
         self.needs_offsets = True
 
-    def special_tokens(self) -> int:
-        return self.specials
+    def make_specials(self, backbone: Any) -> Specials:
+        """Return as many tokens as the tokenizer adds; they are only counted."""
+        return Specials((0,) * backbone.tokenizer.num_special_tokens_to_add(pair=True))
 
-    def room(self) -> tuple[int, int, int] | None:
-        room = self.assumed if self.counts_words else self.longest and self.longest - self.specials
-        return None if room is None else (room, room, room)
+    def token_limits(self) -> TokenLimits | None:
+        return TokenLimits(*[self.assumed] * 3) if self.counts_words else super().token_limits()
 
-    def fit(self) -> tuple[Windows, int | None]:
+    def adapt(self) -> tuple[Windows, int | None]:
         """See the base class. Windows without a size get a number of words that usually fits; a given size is kept."""
         if not self.counts_words:
-            return super().fit()
-        windows, max_query_len = self.asked()
-        has_size = windows.within(sys.maxsize) == windows
+            return super().adapt()
+        windows, max_query_len = self.requested()
+        has_size = windows.resized(sys.maxsize) == windows
         if not has_size and not (self.longest is None and isinstance(windows, WholeText)):
-            windows, _ = super().fit()
+            windows, _ = super().adapt()
         return windows, max_query_len
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
-        """Return an input, which is not used."""
-        raise NotImplementedError
-
-    def window_inputs(self, query: Query, document: TokenizedText, spans: list[Span]) -> list[Input]:
-        """Return no inputs, because the scorer reads texts."""
-        return []
+        """Return an empty input, because the scorer reads texts."""
+        return NO_INPUT
 
     def words(self, query: Query) -> str:
         """Return the truncated text of a query."""
@@ -146,9 +119,11 @@ class ExternalEncoder(nn.Module):
     """Calls a scorer for windows, once for each distinct pair of a run."""
 
     block_characters = BLOCK_CHARACTERS
-    is_exported = False
+    supports_openvino = False
     computed_in = None, None
+    head_dtype = torch.float64  # so that the score of a document with one window is the scorer's
     quantized = None
+    rules = InputRules()
 
     settings: Settings
     reader: ExternalReader
@@ -161,7 +136,8 @@ class ExternalEncoder(nn.Module):
             raise ValueError(f"tokenizer={choice!r} must be a fast Hugging Face tokenizer, or its name")
         self.scorer = scorer
         self.tokenizer = Words() if choice is None else tokenizer
-        self.limits = scorer.limits()
+        longest = scorer.longest_input
+        self.longest_input = None if longest is None else longest - SPARE_TOKENS
         self._scores: dict[bytes, float] = {}
 
     def use(self, settings: Settings, needs: str) -> None:
@@ -180,7 +156,7 @@ class ExternalEncoder(nn.Module):
         nn.init.zeros_(final.bias)
         return WarmStart(final, torch.zeros(1), torch.zeros(1))
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Return the scores of the windows of P pairs: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
         questions = []
         for pair in pairs:
@@ -192,13 +168,10 @@ class ExternalEncoder(nn.Module):
         new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in known}
         if new_questions:
             queries, texts = zip(*new_questions.values(), strict=True)
-            size = min(self.settings.batch_size, self.limits.batch_size or self.settings.batch_size)
             # Weights that it loads in inference mode could not be trained later.
             with torch.inference_mode(False):
-                scores = self.scorer.score(queries, texts, size)
-            if coverage is not None:
-                coverage.windows_cut += scores.cut
-            known |= zip(new_questions, scores.values.tolist(), strict=True)
+                scores = self.scorer.score(queries, texts, self.settings.batch_size)
+            known |= zip(new_questions, scores.tolist(), strict=True)
         values = torch.tensor([known[key] for key in keys], dtype=torch.float64)
         return to_dense(values.unsqueeze(1), [len(pair.spans) for pair in pairs])
 
@@ -206,6 +179,6 @@ class ExternalEncoder(nn.Module):
         """Return the scorer's description instead of weights."""
         return self.scorer.describe()
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
         """Return no explanations."""
         return [{} for _ in pairs]

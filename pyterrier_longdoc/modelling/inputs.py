@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..common.coverage import Reading
+from ..common.coverage import PairCoverage
 from .layout import LAYOUTS, InputLayout
-from .preselection import Preselection
+from .preselection import WindowSelector
 from .tokens import Span, TokenizedText
 from .windows import Windows
 
@@ -30,6 +30,7 @@ class Settings:
     Attributes:
         windows: the window rule, before a reader fits it into the maximum input length of the backbone.
         windows_argument: the reranker's argument that limits the windows; `coverage` reports truncated text under it.
+            Without a value, it has the size of the windows.
         max_windows: the maximum number of windows set by the user; None without a limit.
         max_doc_len: truncates texts to this many tokens; None does not truncate.
         max_query_len: truncates queries to this many tokens, 32 in Boytsov et al. 2025; None for what fits.
@@ -50,7 +51,7 @@ class Settings:
     max_doc_len: int | None = None
     max_query_len: int | None = 32
     layout: InputLayout = LAYOUTS["pair"]
-    preselect: Preselection | None = None
+    preselect: WindowSelector | None = None
     repeat_tokens: int = 0
     batch_size: int = 64
     max_batch_tokens: int | None = None
@@ -93,14 +94,14 @@ class Query:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Inputs:
+class PairInputs:
     """The inputs of a query and a text."""
 
     query: Query
     text: TokenizedText  # what is read of the text: all, its beginning, or a selection
     spans: list[Span]  # the windows in it, in tokens
-    windows: list[Input]  # one for each; none for encoders that read texts in place of token ids
-    row: Reading  # how much is read, for the coverage
+    windows: list[Input]  # one for each; empty ones for encoders that read texts in place of token ids
+    row: PairCoverage  # how much is read, for the coverage
     query_input: Any = None  # the query's own `Input`; None where it shares those of the windows
 
 

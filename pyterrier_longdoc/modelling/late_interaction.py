@@ -9,7 +9,7 @@ the cached states, I width of the interaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..common.caches import EmbeddingCache, MakeArrays
+from ..common.caches import EmbeddingCache
 from ..common.coverage import Coverage
 from .aggregators import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 from .backbones.load import Backbone, build_backbone, load_encoder
 from .devices import current_dtype
-from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, by_length, distinct
-from .inputs import Encoded, Input, Inputs, Settings, padded, to_dense
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
+from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
-from .readers.base import NOTHING, specials_of_pair
+from .readers.base import NOTHING, TokenLimits, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
 from .weights import WeightsWatch
 
@@ -43,11 +43,12 @@ class SeparateEncoder(WindowEncoder):
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
+    vector_rules: Hashable = None
+    """What cached states depend on besides weights and inputs."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.cache = EmbeddingCache()
-        self.fingerprint = ""  # of the weights, computed when it is needed
         self._weights = WeightsWatch()
 
     @property
@@ -62,7 +63,6 @@ class SeparateEncoder(WindowEncoder):
     def _forget_if_changed(self, *, contents: bool) -> None:
         if self._weights.changed(self.backbone, self.projection, contents=contents):
             self.cache.clear()
-            self.fingerprint = ""
 
     def states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str = "document") -> list[torch.Tensor]:
         """Return V tensors `(T, E)` in fp32, the states of V inputs; equal inputs are encoded once.
@@ -79,18 +79,14 @@ class SeparateEncoder(WindowEncoder):
         else:
             # Runs score in inference mode, after `refresh` has compared all weights at their start.
             self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
-            setting = side, current_dtype(self.device), self.runtime.name, self.training
+            setting = side, current_dtype(self.device), self.runtime.name, self.training, self.vector_rules
 
             def make(new: list[int]) -> Iterable[np.ndarray]:
                 return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))
 
-            arrays = self.remembered([one.key for one in unique], setting, make)
+            arrays = self.cache.get_or_compute([(setting, one.key) for one in unique], make)
             made = [torch.from_numpy(array).to(self.device).float() for array in arrays]
         return [made[number] for number in numbers]
-
-    def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
-        """Return the states of distinct inputs, computed with a setting; `make` computes those not cached."""
-        return self.cache.get_or_compute([(setting, key) for key in keys], make)
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
         """Return the `(T, E)` states of each input, in fp32, as they are cached."""
@@ -98,7 +94,7 @@ class SeparateEncoder(WindowEncoder):
 
     def batch_by_length(self, lengths: Sequence[int], make: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
         """Return `(V, E)` vectors of V inputs; `make` gets the indices of inputs, in batches of similar length."""
-        order = by_length(lengths)
+        order = np.argsort(lengths, kind="stable").tolist()
         vectors = torch.cat([make(rows) for rows in self.divide([lengths[i] for i in order], order)])
         return vectors[torch.tensor(order, device=vectors.device).argsort()]
 
@@ -168,19 +164,20 @@ class LateReader(SeparateReader):
         super().__init__(backbone, settings)
         self.sizes = (self.max_query_len or 0, self._size_of(self.windows)) if self.layout.pad_query else (0, 0)
 
-    def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
+    def make_specials(self, backbone: Any) -> Specials:
         specials = specials_of_pair(backbone)
         self.limit = None if self.limit is None else self.limit - _SPECIALS - 2 * len(specials)
         query = specials if specials.types is None else replace(specials, types=(specials.types[0],) * 5)
         if self.layout.pad_query:
             specials, query = one_separator(specials), replace(one_separator(specials), types=query.types)
-        return [(query, ""), (specials, "")]
+        self.query_specials = query
+        return specials
 
-    def room(self) -> tuple[int, int, int] | None:
-        room = super().room()
+    def token_limits(self) -> TokenLimits | None:
+        room = super().token_limits()
         if self.limit is None:
             return room
-        return (self.limit, self.limit, self.limit) if room is None else (*room[:2], self.limit)
+        return TokenLimits(*[self.limit] * 3) if room is None else room._replace(both=self.limit)
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         return self._placed(self.specials, content, self.sizes[1])
@@ -227,7 +224,7 @@ class LateInteractionEncoder(SeparateEncoder):
     def projection(self) -> nn.Module:
         return self.interaction.project
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Encode windows as one vector each; there are no other states."""
         reader, counts = self.reader, [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")

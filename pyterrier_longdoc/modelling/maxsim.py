@@ -9,39 +9,30 @@ Shapes: P pairs, N windows, Q query vectors, T vectors of a window, E width of a
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..common.caches import MakeArrays
 from ..common.coverage import Coverage
 from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
-from ..common.store import ArrayStore
-from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder, values_of
+from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder
 from .backbones.modules import TOKENS, load_model, steps_of
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .backbones.steps import RepresentationSteps
 from .heads.base import WarmStart
 from .heads.maxsim import MaxSimStart
-from .inputs import Encoded, Input, Inputs, Settings, to_dense
+from .inputs import Encoded, Input, PairInputs, Settings, to_dense
 from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .token_vectors import TokenVectors
 from .tokens import Span
-from .weights import fingerprint, seeded
-
-STORE: ContextVar[ArrayStore | None] = ContextVar("store", default=None)
-"""Stores the vectors of windows of this thread's run on disk in fp16, and rounds new ones, so that it does not matter
-which were stored before; None keeps them only in memory, in fp32."""
+from .weights import seeded
 
 
 @dataclass(eq=False)
@@ -159,17 +150,17 @@ class Compared(Encoded):
 class MaxSimReader(SeparateReader):
     """Also expands short queries."""
 
-    def __init__(self, backbone: Backbone, settings: Settings, how: TokenVectors) -> None:
-        self.how = how
-        prefixes, lengths = (how.query_prefix, how.document_prefix), (how.query_length, how.document_length)
+    def __init__(self, backbone: Backbone, settings: Settings, rules: TokenVectors) -> None:
+        self.vector_rules = rules
+        prefixes, lengths = (rules.query_prefix, rules.document_prefix), (rules.query_length, rules.document_length)
         super().__init__(backbone, settings, prefixes=prefixes, lengths=lengths)
-        if how.expand_to > (self.longest or sys.maxsize):
+        if rules.expand_to > (self.longest or sys.maxsize):
             raise ValueError(
-                f"the checkpoint expands queries to {how.expand_to} tokens; its model takes {self.longest}"
+                f"the checkpoint expands queries to {rules.expand_to} tokens; its model takes {self.longest}"
             )
 
     def assemble_query(self, query: np.ndarray) -> Input:
-        return self.how.expanded(super().assemble_query(query))
+        return self.vector_rules.expanded(super().assemble_query(query))
 
 
 class MaxSimEncoder(SeparateEncoder):
@@ -181,7 +172,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     token_pooling: float | None = None
     explains = ("term_places",)
-    stands_for = "tokens"
+    vector_kind = "tokens"
     build_backbone = staticmethod(build_token_backbone)
 
     def __init__(self, backbone: TokenBackbone) -> None:
@@ -193,12 +184,14 @@ class MaxSimEncoder(SeparateEncoder):
         return self.representation
 
     @property
-    def how(self) -> TokenVectors:
+    def vector_rules(self) -> TokenVectors:  # type: ignore[override]
         """The rules by which tokens get vectors, with the user's pooling."""
-        how, factor = self.vectors_of, self.token_pooling
+        rules, factor = self.vectors_of, self.token_pooling
         if not factor:
-            return how
-        return replace(how, pooling=factor, pooling_normalizes=how.pooling_normalizes or how.pooling == 1 < factor)
+            return rules
+        return replace(
+            rules, pooling=factor, pooling_normalizes=rules.pooling_normalizes or rules.pooling == 1 < factor
+        )
 
     def make_reader(self, settings: Settings) -> MaxSimReader:
         return MaxSimReader(self.origin, settings, self.vectors_of)
@@ -214,29 +207,12 @@ class MaxSimEncoder(SeparateEncoder):
     # Vectors.
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
-        how, kept = self.how, [self.vectors_of.kept(one, side) for one in inputs]
-        return [how.finish(self.projection(s).float(), side) for s in self.token_states(inputs, coverage, kept)]
-
-    def remembered(self, keys: Sequence[bytes], setting: tuple[Any, ...], make: MakeArrays) -> list[np.ndarray]:
-        store, setting = STORE.get(), (*setting, self.how)
-        if store is None or self.training or setting[0] == "query":
-            return super().remembered(keys, setting, make)
-        if not self.fingerprint:
-            self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
-        weights = self.fingerprint, values_of(self.backbone.config), self.projection.description
-        # Sorted, because a saved model's settings are loaded in the order of their names.
-        made_by = json.dumps([repr(setting), self.device.type, *weights], sort_keys=True, default=str)
-        digest = blake2b(made_by.encode(), digest_size=16).digest()
-
-        def through_store(new: list[int]) -> list[np.ndarray]:
-            stored = [blake2b(digest + keys[i], digest_size=16).digest() for i in new]
-            return store.get_or_compute(stored, lambda missing: make([new[i] for i in missing]), width=self.hidden_size)
-
-        return super().remembered(keys, (*setting, "float16"), through_store)
+        rules, kept = self.vector_rules, [self.vectors_of.kept(one, side) for one in inputs]
+        return [rules.finish(self.projection(s).float(), side) for s in self.token_states(inputs, coverage, kept)]
 
     # Comparison.
 
-    def forward(self, pairs: Sequence[Inputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
+    def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Compared:
         """Compare P queries and documents."""
         counts = [len(pair.windows) for pair in pairs]
         queries = self.states([pair.query_input for pair in pairs], coverage, "query")
@@ -254,7 +230,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Explanation.
 
-    def explain(self, pairs: Sequence[Inputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
         """Return for each pair its query tokens, the characters of their maxima, and their parts in the score."""
         windows = head.token_windows(encoded)  # (P, Q)
         explanations: list[dict[str, Any]] = []
@@ -271,16 +247,15 @@ class MaxSimEncoder(SeparateEncoder):
             explanations.append({"term_scores": parts, "extra": {"term_places": row}})
         return explanations
 
-    def _characters(self, pair: Inputs, n: int, vector: int) -> Span:
+    def _characters(self, pair: PairInputs, n: int, vector: int) -> Span:
         """Return the characters of a vector of a pair's window, or those of the window if its tokens are pooled.
 
-        Special tokens, those of titles, and pooled ones of a window of several blocks have an empty span before the
-        window's first character.
+        Special tokens and those of titles have an empty span before the window's first character.
         """
         text, span, window = pair.text, pair.spans[n], pair.windows[n]
-        (start, end), *more = text.pieces(span)
-        if self.how.pooling > 1:
-            return (start, start) if more else (start, end)
+        start, end = text.characters(span)
+        if self.vector_rules.pooling > 1:
+            return start, end
         place = int(self.vectors_of.kept(window, "document").nonzero()[0][vector])
         token = span[1] - (window.content[1] - place)  # titles come before the window
         return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..common.coverage import Coverage, Explanation, Reading, Scored
-from ..common.frames import Text, factorize
-from ..common.signals import take_back_signals
+from ..common.coverage import Coverage, Explanation, PairCoverage, Scored
+from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
+from ..common.key import description
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
-from .inputs import Encoded, Inputs, Settings
+from .inputs import Encoded, PairInputs, Settings
 from .readers import Reader
 from .tokens import serialized
-from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head, warm_start
+from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
 from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
@@ -32,7 +32,9 @@ PAIRS_PER_BLOCK = 4096
 WATCHED_BLOCK_CHARACTERS = 100_000
 """The characters of a block if a score cache or a progress bar follows: a few seconds on a CPU."""
 
-OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
+Origin = Literal["checkpoint", "random", "fit", "copied"]
+
+OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[PairCoverage]], None]
 """Called after each block with the rows of each of its P pairs, their `(P,)` scores and their coverage."""
 
 
@@ -43,11 +45,6 @@ class Block:
     queries: list[str] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     rows: list[list[int]] = field(default_factory=list)  # the input rows of each pair
-
-    @property
-    def characters(self) -> int:
-        """The number of characters of all rows' texts."""
-        return sum(len(text) * len(rows) for text, rows in zip(self.texts, self.rows, strict=True))
 
 
 def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[Block]:
@@ -92,9 +89,10 @@ class Model(nn.Module):
         weight_arguments: the arguments on which the weights depend.
 
     Attributes:
-        ready: whether the scores make sense without training.
-        trained: whether the weights come from `fit` or `load`, so that they must not be discarded.
-        from_other_model: whether the weights come from `start_from`; `fit` then continues from them without a warning.
+        settings: how texts are read and computed.
+        reader: turns a query and a text into inputs.
+        origin: the origin of the weights: `"checkpoint"`, `"fit"` (also of a loaded model), `"copied"` by `start_from`,
+            or `"random"` if any are random, so that scores make no sense before training.
         source: the arguments of `load` for these weights, as code; empty if they are not saved.
         saved_arguments: the reprs of the arguments with which the weights were saved.
         history: an entry per epoch of training and per validation.
@@ -103,6 +101,9 @@ class Model(nn.Module):
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
     """
+
+    settings: Settings
+    reader: Reader
 
     def __init__(
         self,
@@ -122,13 +123,13 @@ class Model(nn.Module):
         self.backbone = backbone
         self.head_spec = head_spec
         self.weight_arguments = weight_arguments or {}
-        self.ready = self.trained = self.from_other_model = False
+        self.origin: Origin = "random"
         self.source = ""
         self.saved_arguments: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
         self.recipe: dict[str, Any] | None = None
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
-        self._rows: dict[int, Reading] | None = None
+        self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None
         self._watch = WeightsWatch()
         self._fingerprint = ""
@@ -159,25 +160,23 @@ class Model(nn.Module):
                 weight_arguments=weight_arguments,
             )
             random_layers = getattr(encoder_module, "has_random_layers", False)
-            model.ready = warm_start(model.head, model.initial_weights()) and not random_layers
+            start = model.initial_weights()
+            module.warm_start(start)
+            if module.ready_from(start) and not random_layers:
+                model.origin = "checkpoint"
         return model.eval()
 
     def use(self, settings: Settings) -> None:
         """Apply settings, and move the weights to their device."""
         self.encoder.use(settings, self.head.needs)
+        self.settings, self.reader = self.encoder.settings, self.encoder.reader
         self.to(self.settings.device)
-        if self.encoder.computed_in == (None, None):
-            self.double()  # so that a single window's score is the scorer's
+        self.head.to(self.encoder.head_dtype)
 
     @property
-    def settings(self) -> Settings:
-        """How texts are read and computed."""
-        return self.encoder.settings
-
-    @property
-    def reader(self) -> Reader:
-        """Turns a query and a text into inputs."""
-        return self.encoder.reader
+    def is_trained(self) -> bool:
+        """Whether the weights come from a training, also that of another model."""
+        return self.origin in ("fit", "copied")
 
     @property
     def device(self) -> torch.device:
@@ -194,12 +193,11 @@ class Model(nn.Module):
         offsets: bool = False,
         characters: int | None = None,
         bar: Any = None,
-    ) -> Iterator[tuple[Block, list[Inputs]]]:
+    ) -> Iterator[tuple[Block, list[PairInputs]]]:
         """Read the distinct pairs of a run in blocks, longest texts first, in bounded memory.
 
         The progress bar counts the characters of a block when the caller asks for the next one.
         """
-        take_back_signals()
         if bar is not None:
             bar.reset(total=sum(map(len, texts)))
         limits = [self.encoder.block_characters, TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else None]
@@ -207,7 +205,7 @@ class Model(nn.Module):
         for block in blocks(queries, texts, characters=limit, pairs=PAIRS_PER_BLOCK):
             yield block, self.read(block.queries, block.texts, offsets=offsets)
             if bar is not None:
-                bar.update(block.characters)
+                bar.update(sum(len(text) * len(rows) for text, rows in zip(block.texts, block.rows, strict=True)))
 
     @torch.inference_mode()
     def score(
@@ -221,7 +219,7 @@ class Model(nn.Module):
     ) -> Scored:
         """Score R rows in inference mode; `on_block` is called after each block, for callers that store scores."""
         scored = Scored(len(texts), self.new_coverage())
-        table: list[Reading] = []
+        table: list[PairCoverage] = []
         self.encoder.refresh()
         watched = on_block is not None or not getattr(bar, "disable", True)
         characters = WATCHED_BLOCK_CHARACTERS if watched else None
@@ -268,7 +266,7 @@ class Model(nn.Module):
             self._coverage.add(self._rows.values())
             self._rows = self._coverage = None
 
-    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[Inputs]:
+    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
         reader = self.reader
         pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts, offsets=offsets))
@@ -278,7 +276,7 @@ class Model(nn.Module):
 
     # Encode.
 
-    def encode(self, pairs: Sequence[Inputs], coverage: Coverage | None = None) -> Encoded:
+    def encode(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> Encoded:
         """Return the input of the head."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
@@ -304,7 +302,7 @@ class Model(nn.Module):
             )
         return scores
 
-    def explanations(self, encoded: Encoded, pairs: Sequence[Inputs]) -> list[Explanation]:
+    def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> list[Explanation]:
         """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores = self.head.window_scores(encoded).tolist()
@@ -312,25 +310,26 @@ class Model(nn.Module):
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
         explanations, own = [], self.encoder.explain(pairs, encoded, self.head)
         columns = set(getattr(self.encoder, "explains", ()))
-        if len(own) != len(pairs) or any(
-            more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own
+        if (
+            not all(name.startswith(OWN_EXPLANATION) for name in columns - {*EXPLANATION})
+            or len(own) != len(pairs)
+            or any(more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own)
         ):
             raise ValueError(
                 f"{type(self.encoder).__name__}.explain must return a dictionary for each of the {len(pairs)} pairs, "
-                f"with no other keys than 'term_scores' and 'extra', and in 'extra' the columns that explains names: "
-                f"{sorted(columns)}"
+                f"with no other keys than 'term_scores' and 'extra', and in 'extra' the columns that explains names "
+                f"(now {sorted(columns)}), which must begin with {OWN_EXPLANATION!r}"
             )
         for i, (pair, more) in enumerate(zip(pairs, own, strict=True)):
             if terms is not None:
                 tokens = self.tokenizer.convert_ids_to_tokens(pair.query.ids.tolist())
                 more["term_scores"] = list(zip(tokens, terms[i].tolist(), strict=False))
-            pieces = [(n, characters) for n, span in enumerate(pair.spans) for characters in pair.text.pieces(span)]
-            windows = [n for n, _ in pieces]
+            windows = len(pair.spans)
             explanations.append(
                 Explanation(
-                    spans=[characters for _, characters in pieces],
-                    scores=[scores[i][n] for n in windows],
-                    weights=None if weights is None else weights[i, windows].tolist(),
+                    spans=list(map(pair.text.characters, pair.spans)),
+                    scores=scores[i][:windows],
+                    weights=None if weights is None else weights[i, :windows].tolist(),
                     **more,
                 )
             )
@@ -351,7 +350,9 @@ class Model(nn.Module):
                 "cannot be detected: omit score_cache"
             )
         settings, reader = self.settings, self.reader
+        parts = (reader.windows, settings.preselect, reader, self.encoder, self.head)
         return {
+            "classes": [description(type(part)) for part in parts if part is not None],  # a user's with their source
             "windows": windows_to_config(reader.windows),
             "max_doc_len": settings.max_doc_len,
             "max_query_len": reader.max_query_len,
@@ -384,8 +385,7 @@ class Model(nn.Module):
 
     def mark_trained(self, recipe: dict[str, Any]) -> None:
         """Mark the weights as trained with this recipe."""
-        self.trained = self.ready = True
-        self.from_other_model, self.source, self.recipe = False, "", recipe
+        self.origin, self.source, self.recipe = "fit", "", recipe
         self._fingerprint = ""
 
     def fingerprint(self, *, contents: bool = True) -> str:

@@ -21,7 +21,7 @@ from scipy.stats import kendalltau
 
 from ..common.files import import_extra
 from ..common.frames import Text
-from .runtimes import Form, Inputs, TorchRuntime, compiled, converted, obstacle, with_mask
+from .runtimes import BackboneInputs, Form, TorchRuntime, compiled, converted, obstacle, with_mask
 from .weights import fingerprint
 
 LEAST_TAU = 0.9
@@ -82,7 +82,7 @@ class QuantizedRuntime:
         if fingerprint(backbone.state_dict()) != self.made_of:
             raise ValueError("the weights have changed since this model was quantized: quantize it again")
 
-    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`."""
         with self._lock:
             if self._form is None:
@@ -96,9 +96,9 @@ class _Recorder(TorchRuntime):
     """Computes with torch and records the inputs of all passes."""
 
     def __init__(self) -> None:
-        self.passes: list[Inputs] = []
+        self.passes: list[BackboneInputs] = []
 
-    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         self.passes.append(with_mask(inputs))
         return super().__call__(backbone, inputs)
 

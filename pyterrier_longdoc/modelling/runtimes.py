@@ -18,14 +18,11 @@ from torch import nn
 
 from ..common.files import import_extra
 from .backbones.architectures import quiet
+from .backbones.families import FAMILIES, family_of
 from .devices import current_dtype, has_bfloat16
 from .weights import WeightsWatch
 
 RUNTIMES = ("torch", "openvino")
-
-FAMILIES = ("bert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
-"""Architectures whose exports are tested here. Exports of Longformer and BigBird are wrong at other lengths than
-that of the export (huggingface/optimum issues 505 and 776)."""
 
 LEAST_WEIGHTS = 5_000_000
 """Smaller backbones stay on torch by default: their export takes longer than it saves."""
@@ -33,8 +30,8 @@ LEAST_WEIGHTS = 5_000_000
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest error of an export, relative to the norm of the states. That of a wrong export is about 1."""
 
-Inputs = dict[str, Any]
-Form = Callable[[Inputs], torch.Tensor]
+BackboneInputs = dict[str, Any]
+Form = Callable[[BackboneInputs], torch.Tensor]
 """Another form of a backbone: from the named inputs of a Hugging Face encoder to its last state `(V, T, H)`."""
 
 
@@ -80,15 +77,15 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
 
 def obstacle(encoder: Any, needs: str) -> str:
     """Return the reason why OpenVINO cannot compute an encoder, as a clause; "" if it can."""
-    if not encoder.is_exported:
+    if not encoder.supports_openvino:
         return "its encoder is not exported"
     if needs == "all":
         return "its head needs all layers, and exports return only the last one"
     config = encoder.backbone.config
-    if config.model_type not in FAMILIES or getattr(config, "auto_map", None):
-        supported = f"{', '.join(FAMILIES[:-1])} and {FAMILIES[-1]} as transformers has them"
+    if not family_of(config).supports_openvino or getattr(config, "auto_map", None):
+        supported = ", ".join(family.name for family in FAMILIES.values() if family.supports_openvino)
         kind = f"{type(encoder.backbone).__name__} ({config.model_type})"
-        return f"its backbone is a {kind}, and exports are for {supported}"
+        return f"its backbone is a {kind}, and exports are for {supported}, as transformers has them"
     return ""
 
 
@@ -100,7 +97,7 @@ class TorchRuntime:
     def begin(self, backbone: Any) -> None:
         """Prepare for a run; torch needs no preparation."""
 
-    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`."""
         states: torch.Tensor = backbone(**inputs).last_hidden_state
         return states
@@ -129,7 +126,7 @@ class OpenVinoRuntime:
             if self._forms and self._weights.changed(backbone, contents=True):
                 self._forms.clear()
 
-    def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
+    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`; in training and with gradients torch computes it."""
         with self._lock:
             if torch.is_grad_enabled() or backbone.training:
@@ -147,7 +144,7 @@ class OpenVinoRuntime:
         return form(inputs)
 
 
-def with_mask(inputs: Inputs) -> Inputs:
+def with_mask(inputs: BackboneInputs) -> BackboneInputs:
     """Return inputs in a fixed order with an attention mask, so that one export serves all passes."""
     return {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
 
@@ -217,7 +214,7 @@ class ByPosition(nn.Module):
         return self.backbone(**dict(zip(self.names, tensors, strict=True))).last_hidden_state
 
 
-def _example(backbone: Any, names: tuple[str, ...], windows: int, tokens: int) -> Inputs:
+def _example(backbone: Any, names: tuple[str, ...], windows: int, tokens: int) -> BackboneInputs:
     """Return random inputs; the last window has padding."""
     mask = torch.ones(windows, tokens, dtype=torch.long)
     mask[-1, tokens // 2 :] = 0

@@ -93,7 +93,7 @@ class Template:
         before, between, after = self.surroundings
         return before + query + between + text + after
 
-    def within(self, tokenizer: Any) -> Template:
+    def in_chat(self, tokenizer: Any) -> Template:
         """Return the template inside the tokenizer's chat template if `chat` is set, otherwise the template itself.
 
         Thinking is disabled if the chat template has an option for it, because the answer must be the first token.
@@ -256,8 +256,7 @@ def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, spec
 
     A space before a slot is dropped (WordPiece) or belongs to the first token in it, which adds it by itself
     (SentencePiece) or needs it in the text (byte-level BPE). Trails are starts of pieces that are tokenized with the
-    slot before them. None if a token holds more than white space beside a slot, as `:a` in `Query:a` may do, or if the
-    content of a slot has other tokens by itself, whatever white space is put before it.
+    slot before them. None if template and slots do not tokenize independently: as in `Query:a`, if `:a` is one token.
     """
     probe = "a"
     string = probe.join(pieces)

@@ -6,7 +6,6 @@ same tokens and windows with and without a title. WordPiece has no token for a l
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..common.files import full_name
-from ..common.frames import Document, on_lines
+from ..common.frames import Document, join_lines
 from ..common.language import TOKEN, named_tokenizer, sentence_starts
 
 Span = tuple[int, int]
@@ -41,14 +40,12 @@ class TokenizedText:
         text: the text of the tokens.
         offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they are not needed.
         title: the title that is prepended to each window; None without one.
-        follows: `(L,)` bool, whether each token follows the one before it in the text; None if all do.
     """
 
     ids: np.ndarray
     text: str = ""
     offsets: np.ndarray | None = None
     title: Title | None = None
-    follows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -60,22 +57,18 @@ class TokenizedText:
 
     def input_text(self, span: Span) -> str:
         """Return the text of a window, preceded by its title on separate lines."""
-        return on_lines("" if self.title is None else self.title.text, self.window_text(span))
+        return join_lines("" if self.title is None else self.title.text, self.window_text(span))
 
     def head(self, length: int) -> TokenizedText:
         """Return the text truncated to its first `length` tokens."""
-        return self if len(self) <= length else self._subset(slice(length))
+        if len(self) <= length:
+            return self
+        offsets = None if self.offsets is None else self.offsets[:length]
+        return replace(self, ids=self.ids[:length], offsets=offsets)
 
     def beginning(self, length: int) -> str:
         """Return the text of the first `length` tokens, or the whole text if it is shorter."""
         return self.text if len(self) <= length else self.text[: self.characters((0, length))[1]]
-
-    def select(self, spans: Sequence[Span]) -> TokenizedText:
-        """Return the same text with only the tokens of these windows, in order and without repetition."""
-        keep = np.zeros(len(self), dtype=bool)
-        for start, end in spans:
-            keep[start:end] = True
-        return replace(self._subset(keep), follows=(keep & np.roll(keep, 1))[keep])
 
     def with_sentences_marked(self, mark: int) -> TokenizedText:
         """Return the same text with a mark before each sentence, which has the offsets of the following token."""
@@ -86,20 +79,9 @@ class TokenizedText:
             self, ids=np.insert(self.ids, starts, mark), offsets=np.insert(offsets, starts, offsets[starts], axis=0)
         )
 
-    def _subset(self, positions: slice | np.ndarray) -> TokenizedText:
-        offsets, follows = (None if array is None else array[positions] for array in (self.offsets, self.follows))
-        return replace(self, ids=self.ids[positions], offsets=offsets, follows=follows)
-
     def window_text(self, span: Span) -> str:
-        """Return the text of a window, with a space where `select` has removed tokens."""
-        return " ".join(self.text[start:end] for start, end in self.pieces(span))
-
-    def pieces(self, span: Span) -> list[Span]:
-        """Return the characters of a window: one span, or several if `select` has removed tokens in between."""
-        start, end = span
-        follows = [] if self.follows is None else self.follows[start + 1 : end].tolist()
-        edges = [start, *(position for position, joined in enumerate(follows, start + 1) if not joined), end]
-        return list(map(self.characters, itertools.pairwise(edges)))
+        """Return the text of a window."""
+        return self.text[slice(*self.characters(span))]
 
     def characters(self, span: Span) -> Span:
         """Return the characters of a window; for an empty window, the end of the token before it."""

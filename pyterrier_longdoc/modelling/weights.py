@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from .heads.base import Head, WarmStart, build_head
+from .heads.base import Head, build_head
 
 HeadSpec = tuple[str, dict[str, Any]]
 """Registered name and options of a head."""
@@ -75,31 +74,13 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
         return build_head(name, hidden_size, channels=channels, **options)
 
 
-def warm_start(head: Head, start: WarmStart) -> bool:
-    """Copy the matching weights of a checkpoint to a head; return whether its scores make sense without training.
-
-    They do not if a head adds weights in its constructor but inherits `warm_start`, which leaves these weights random.
-    """
-    ready = head.warm_start(start)
-    knows_all = next("warm_start" in vars(c) for c in type(head).__mro__ if {"__init__", "warm_start"} & vars(c).keys())
-    return ready and (knows_all or all(name.startswith("final.") for name, _ in head.named_parameters()))
-
-
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
-    """Replace the head of a model; do nothing and return False if this would discard trained weights.
-
-    A head of the same kind keeps the weights. Any other head gets new weights, which is refused for a trained model.
-    """
+    """Give the head of a model other options that keep its weights; return False if they do not."""
     new, old = seeded_head(head, model.backbone.hidden_size, seed, channels=model.backbone.channels), model.head
     changed = {name for name in head[1] if head[1][name] != model.head_spec[1].get(name)}
-    if type(new) is type(old) and changed <= set(new.tunable):
-        new.load_state_dict(old.state_dict())
-    elif model.trained:
+    if type(new) is not type(old) or not changed <= set(new.tunable):
         return False
-    else:
-        with seeded(seed):
-            ready = warm_start(new, model.initial_weights())
-        model.ready = ready and not getattr(model.encoder, "has_random_layers", False)
+    new.load_state_dict(old.state_dict())
     model.head, model.head_spec = new, head
     model.eval()
     return True
@@ -120,7 +101,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
     if model.tokenizer.get_vocab() != other.tokenizer.get_vocab():
         raise ValueError("the other model's tokenizer has another vocabulary: give both models the same backbone")
     encoder, other_encoder = model.encoder, other.encoder
-    only_backbone = encoder.stands_for != other_encoder.stands_for or not isinstance(other.head, Head)
+    only_backbone = encoder.vector_kind != other_encoder.vector_kind or not isinstance(other.head, Head)
     # Other parts of the encoders may differ.
     for part in ("backbone",) if only_backbone else ("backbone", "representation"):
         different = _different(getattr(encoder, part), getattr(other_encoder, part))
@@ -131,7 +112,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
             )
     if only_backbone:
         encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
-        model.ready = False
+        ready = False
     else:
         # A module or parameter of an encoder is copied as a whole.
         parts = {name.partition(".")[0] for name in _different(encoder, other_encoder)}
@@ -140,23 +121,25 @@ def start_from(model: Any, other: Any, seed: int) -> None:
         )
         shared = {name: value for name, value in other_encoder.state_dict().items() if name not in lost}
         encoder.load_state_dict(shared, strict=False)
-        alike = not lost and (encoder.starts_neutral or not new)
+        alike = not lost and (encoder.identity_at_start or not new)
         with seeded(seed):
-            _start_head(model, other)
-        model.ready = model.ready and encoder.reads_like(other_encoder) and alike
-    model.trained, model.from_other_model, model.source = model.trained or other.trained, True, ""
+            ready = _start_head(model, other)
+        ready = ready and encoder.reads_like(other_encoder) and alike
+    model.origin, model.source = "copied" if ready else "random", ""
 
 
-def _start_head(model: Any, other: Any) -> None:
-    new, old = model.head, other.head
+def _start_head(model: Any, other: Any) -> bool:
+    """Copy the matching weights of another head; return whether none stay random."""
+    new, old, is_ready = model.head, other.head, other.origin != "random"
     if type(new) is type(old) and not _different(new, old):
         new.load_state_dict(old.state_dict())
-        model.ready = other.ready
-        return
+        return is_ready
     start = replace(model.initial_weights(), final=getattr(old, "final", None))
-    # A head that takes over a checkpoint's last layer has one for the same vectors.
-    if copy.deepcopy(old).warm_start(start):
-        model.ready = warm_start(new, start) and other.ready
+    # A head that makes sense with a checkpoint's last layer has one for the same vectors.
+    if old.ready_from(start):
+        new.warm_start(start)
+        return new.ready_from(start) and is_ready
+    return model.origin != "random"
 
 
 def _different(module: nn.Module, other: nn.Module) -> list[str]:

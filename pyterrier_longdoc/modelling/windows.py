@@ -83,8 +83,7 @@ class Windows(ReprMixin, ABC):
                 )
             if start < stop:
                 spans.append((start, stop))
-        spans = spans or [(0, 0)]
-        return self._select(spans, tokens)
+        return self._select(spans or [(0, 0)], tokens)
 
     @abstractmethod
     def spans(self, tokens: Any) -> list[Span]:
@@ -95,11 +94,11 @@ class Windows(ReprMixin, ABC):
     def largest(self) -> int | None:
         """The maximum size of a window in tokens; None if only the backbone limits it."""
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         """Return how many of the `length` tokens of a text the windows cover, before `max_windows` drops any."""
         return length
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         """Return windows that fit into `capacity` document tokens; ValueError if they do not fit."""
         if self.largest is not None and self.largest > capacity:
             raise ValueError(
@@ -142,10 +141,10 @@ class _TokenWindows(Windows):
     def largest(self) -> int:
         return self.size or CHUNK_TOKENS
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         if self.size is None:
             return replace(self, size=min(CHUNK_TOKENS, capacity))
-        return super().within(capacity)
+        return super().resized(capacity)
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,11 +159,11 @@ class Truncate(_TokenWindows):
         [(0, 4)]
     """
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         return min(length, self.largest)
 
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, self.reach(len(tokens)))]
+        return [(0, self.covered_tokens(len(tokens)))]
 
 
 @dataclass(frozen=True, repr=False)
@@ -235,11 +234,11 @@ class FixedGrid(SlidingWindows):
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         return self._select(self.spans(tokens), tokens)
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         return min(length, self.length)
 
     def spans(self, tokens: Any) -> list[Span]:
-        end = self.reach(len(tokens))
+        end = self.covered_tokens(len(tokens))
         return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size, self.stride)]
 
 
@@ -261,14 +260,14 @@ class WholeText(Windows):
     def largest(self) -> int | None:
         return self.size
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         return replace(self, size=min(self.size or capacity, capacity))
 
-    def reach(self, length: int) -> int:
+    def covered_tokens(self, length: int) -> int:
         return min(length, self.size or length)
 
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, self.reach(len(tokens)))]
+        return [(0, self.covered_tokens(len(tokens)))]
 
 
 class _TextWindows(Windows):
@@ -281,10 +280,10 @@ class _TextWindows(Windows):
     def largest(self) -> int | None:
         return self.max_tokens
 
-    def within(self, capacity: int) -> Windows:
+    def resized(self, capacity: int) -> Windows:
         if self.max_tokens is None:
             return replace(self, max_tokens=capacity)  # type: ignore[call-arg]
-        return super().within(capacity)
+        return super().resized(capacity)
 
 
 @dataclass(frozen=True, repr=False)

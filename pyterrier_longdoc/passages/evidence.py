@@ -48,7 +48,7 @@ class Evidence(NotebookMixin, pt.Transformer):
         at_most: the maximum number of tokens of a document; None for no limit.
         tokenizer: counts the tokens, ideally as the language model that reads the text does: a Hugging Face tokenizer
             or its name, a tiktoken encoding or a function. None uses the reranker's tokenizer, named in the column
-            `window_tokenizer`, or counts words for a served model without one.
+            `window_tokenizer`, or counts words for a function without one.
         text_field: the `text_field` of the reranker. The new text replaces the column that was cut into windows, or
             goes into `text` if there were several.
         repeat: the `repeat` of the reranker: each of these columns becomes a line before the evidence.
@@ -189,4 +189,4 @@ class _Source:
 
     def text(self, numbers: list[int]) -> str:
         excerpt = self.passages.excerpt(numbers, ends=False)
-        return frames.on_lines(self.document.repeated, excerpt) if excerpt else ""
+        return frames.join_lines(self.document.repeated, excerpt) if excerpt else ""

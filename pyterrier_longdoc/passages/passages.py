@@ -10,7 +10,7 @@ import pyterrier as pt
 
 from ..common.arguments import argument, check_type
 from ..common.files import full_name
-from ..common.frames import Text, TextField, as_document, documents_of, field_names, on_lines, window_fields
+from ..common.frames import Text, TextField, as_document, documents_of, field_names, join_lines, window_fields
 from ..common.presentation import NotebookMixin
 from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import SlidingWindows, Windows
@@ -82,4 +82,4 @@ class Passages(NotebookMixin, pt.Transformer):
         tokens = tokenized(self.tokenizer, source.text)
         starts = [*(tokens.characters((i, i + 1))[0] for i in range(len(tokens))), len(source)]
         spans = [(starts[start] if start else 0, starts[end]) for start, end in self.windows(tokens)]
-        return [(on_lines(source.repeated, source.text[start:end]), (start, end)) for start, end in spans]
+        return [(join_lines(source.repeated, source.text[start:end]), (start, end)) for start, end in spans]

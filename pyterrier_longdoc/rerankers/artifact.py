@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from ..common.key import description
+from ..common.key import description, own_models
 from .calibrated import Calibrated
 from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION
@@ -39,8 +39,8 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         return cls.load(str(self.path), **parameters)
 
     def describe(self) -> dict[str, Any]:
-        """Return the description of the model in the folder, like the model's own `describe`."""
-        return dict(description(self._loaded()))
+        """Return the descriptions of the model in the folder, and of its calibration if there is one."""
+        return {"saved": [description(model) for model in own_models(self._loaded())]}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""

@@ -25,6 +25,8 @@ class BiEncoder(Reranker):
     Bi-encoders with the same checkpoint and device share their encoder and cached embeddings within a process, so
     several aggregations take the memory and the time of one.
 
+    Inherited arguments: `Reranker`.
+
     Args:
         backbone: a Hugging Face encoder that was trained to embed texts, or a folder.
         aggregation: the similarity of the `"first"` window, or the `"max"` or `"avg"` of all windows' similarities.
@@ -82,11 +84,11 @@ class BiEncoder(Reranker):
         )
         length, sizes = shared.settings.document_length, (self.windows, self.window_size)
         if length is not None and sizes == (None, None):
-            size = min(encoder.room(length), settings.windows.largest or length)
+            size = min(encoder.window_limit(length), settings.windows.largest or length)
             settings = replace(settings, windows=replace(self, window_size=size).make_windows())
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
         new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)
-        new_model.ready = True
+        new_model.origin = "checkpoint"
         return new_model.eval()
 
     def make_windows(self) -> Windows:

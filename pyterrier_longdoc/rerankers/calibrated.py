@@ -1,4 +1,4 @@
-"""Probabilities of relevance from a reranker's scores, and a threshold on them."""
+"""Probabilities of relevance from a reranker's scores."""
 
 # Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
 
@@ -16,10 +16,8 @@ from scipy.special import expit
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
 from ..common.frames import check_columns, numeric, relevance_of
-from ..common.key import key
+from ..common.key import NoKeyError, key, own_models
 from ..common.presentation import NotebookMixin, changes
-from ..common.warnings import warn
-from ..data.collection import TextLoader
 from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION, save
 
@@ -33,8 +31,9 @@ class Calibrated(NotebookMixin, pt.Estimator):
 
     `fit` learns the calibration from judged results. It uses scores and, if the reranker has `explain=True`, numbers of
     windows, because the maximum of many window scores tends to be higher than that of few. Probabilities are valid for
-    queries and candidates like those of `fit` and for the same model. If its weights or settings have changed since
-    `fit`, an error is raised. Scores are not changed.
+    queries and candidates like those of `fit` and for the same model. If weights or settings of this package's models
+    have changed since `fit`, an error is raised; changes in other stages of a pipeline are not noticed. Scores are not
+    changed.
 
     Args:
         model: a reranker, or any transformer that gives scores.
@@ -45,7 +44,7 @@ class Calibrated(NotebookMixin, pt.Estimator):
         calibration: the result of `fit`, JSON-able; None before.
 
     Example:
-        `ld.Calibrated(model).fit(candidates, qrels) >> ld.Above(0.5)`.
+        `results = ld.Calibrated(model).fit(candidates, qrels)(others)`, then `results[results["probability"] >= 0.5]`.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("platt-1999-probabilistic", "zadrozny-2002-transforming")
@@ -66,6 +65,10 @@ class Calibrated(NotebookMixin, pt.Estimator):
     def subtransformers(self) -> dict[str, Any]:
         """Return the model."""
         return {"model": self.model}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the calibration, without the model."""
+        return {"calibration": self.calibration}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the model's results with `probability`; ValueError before `fit`, or if the model has changed since."""
@@ -150,14 +153,11 @@ class Calibrated(NotebookMixin, pt.Estimator):
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
 
 
-def _scored_by(model: Any) -> str | None:
-    """Return the key of a model without texts, machine and precision; None if it has none."""
-    if isinstance(model, pt.Compose):
-        stages = [stage for stage in model if not isinstance(stage, TextLoader)]
-        model = stages[0] if len(stages) == 1 else pt.Compose(*stages)
+def _scored_by(pipeline: pt.Transformer) -> list[str] | None:
+    """Return the keys of this package's models, whatever computes them; None if one has no key."""
     try:
-        return key(model, without=("text_loader", "computed", "vectors"), user_code=[])
-    except ValueError:
+        return [key(model, without=("computed",)) for model in own_models(pipeline)]
+    except NoKeyError:
         return None
 
 
@@ -168,28 +168,3 @@ def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
     for name in names[1:]:
         columns.append(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]))
     return np.column_stack(columns)
-
-
-@dataclass(eq=False, repr=False)
-class Above(NotebookMixin, pt.Transformer):
-    """Drops documents whose `probability` is below `threshold`, and warns if a query is left without documents."""
-
-    threshold: float = argument(at_least=0, at_most=1)
-
-    def __post_init__(self) -> None:
-        validate(self)
-
-    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that stay, in their order and with new ranks."""
-        try:
-            pt.validate.result_frame(inp, extra_columns=["score", "probability"], context=self)
-        except pt.validate.InputValidationError as error:
-            if "probability" not in inp:
-                error.args = (f"{error.args[0]}: put ld.Calibrated(...) before it",)
-            raise
-        kept = inp[numeric(inp, "probability", "Above", "put ld.Calibrated(...) before it") >= self.threshold]
-        if empty := inp["qid"].nunique() - kept["qid"].nunique():
-            warn(f"{self!r}: {empty} of {inp['qid'].nunique()} queries are left without a document.", UserWarning)
-        if "rank" not in kept or (ranks := pd.to_numeric(kept["rank"])).isna().any():
-            return pt.model.add_ranks(kept)
-        return kept.assign(rank=ranks.groupby(kept["qid"], dropna=False).rank(method="first").astype("int64") - 1)

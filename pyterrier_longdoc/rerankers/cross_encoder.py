@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import huggingface_hub
 import pandas as pd
@@ -16,9 +16,8 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Text, TruncationWarning, strings, validated
+from ..common.frames import Text, strings, validated
 from ..common.warnings import warn, warn_of_coverage, warn_once
-from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import Backbone, load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
@@ -27,7 +26,7 @@ from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
 from ..modelling.quantized import draw_windows, quantize
-from ..modelling.saved import ITS_NAME, adapter_of
+from ..modelling.saved import ITS_NAME
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
@@ -60,12 +59,12 @@ class UntrainedWarning(UserWarning):
 class CrossEncoder(Reranker, pt.Estimator):
     """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
 
-    Scores are logits. A changed attribute keeps the weights, unless it needs other weights.
+    Scores are logits. Attributes that decide the weights are fixed once these are loaded; others may change.
 
     Args:
         backbone: a Hugging Face model name or a folder, with a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
             DeBERTa, DistilBERT, ModernBERT and more) or with a plain encoder, which requires `fit`. Models that
-            aggregate scores also take a `ScoreServer` or a `PairScorer`. Default: a public MS MARCO passage
+            aggregate scores also take a `PairScorer`. Default: a public MS MARCO passage
             cross-encoder.
         pooling: how the last layer's states become the vector of a window: `"cls"` (the first token's state), `"mean"`
             (over all tokens, including the query and special tokens) or `"last"` (the last token's state). This drops
@@ -119,8 +118,9 @@ class CrossEncoder(Reranker, pt.Estimator):
             text = saved.load_call(self, model)
         if model.encoder.quantized is not None:
             return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
-        if (model.trained or model.from_other_model) and not model.source:
-            return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
+        if model.is_trained and not model.source:
+            origin = "trained" if model.origin == "fit" else "started"
+            return f"{text[:-1]}, {origin} {model.fingerprint(contents=False)[:8]})"
         return text
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,13 +139,11 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def load_backbone(self) -> Backbone:
         """Load the pre-trained part."""
-        options = self._backbone_options()
-        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, **self._backbone_options())
 
-    def _backbone_options(self) -> BackboneOptions:
+    def _backbone_options(self) -> dict[str, Any]:
         """Return the options of the pre-trained part."""
-        template = None if self.template is None else resolve_template(self.template)
-        return BackboneOptions(pooling=self.pooling, template=template)
+        return {"pooling": self.pooling, "template": None if self.template is None else resolve_template(self.template)}
 
     def default_training(self) -> TrainingArgs:
         """Return the recipe to use without `training`."""
@@ -158,7 +156,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Whether the backbone is a checkpoint, which this package trains and saves, and not an external scorer."""
         return not isinstance(self.backbone, ExternalScorer)
 
-    def need_weights(self, what: str) -> None:
+    def require_weights(self, what: str) -> None:
         """Raise TypeError if the model cannot be trained, saved and so on, because it has no weights."""
         if not self.has_weights:
             raise TypeError(f"{self!r} cannot be {what}: it has no weights, because its backbone only returns scores")
@@ -174,7 +172,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
                 raise ValueError(f"backbone={backbone!r} is not a checkpoint: use ld.PairScorer(...)")
             if str(backbone).startswith(("http://", "https://")):
-                raise ValueError("backbone is an address: use ld.ScoreServer(url)")
+                raise ValueError("backbone is an address: use ld.PairScorer with a function that asks the server")
             super()._check_backbone()
             return
         head = registered_heads().get(self.head_spec()[0])
@@ -218,27 +216,20 @@ class CrossEncoder(Reranker, pt.Estimator):
     def _set_up(self, model: Model | None) -> Model:
         """See the base class."""
         arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
-        if model is None or model.weight_arguments != arguments:
-            if model is not None and model.trained:
-                *names, last = arguments
-                self._refuse_change(f"{', '.join(names)} or {last}")
+        if model is None:
             how: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, ExternalScorer):
                 return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **how)
-            warning = self.backbone.warning()
-            if warning is not None:
-                warn_once(self, warning, TruncationWarning)
             return Model.from_backbone(self.backbone, head, settings, encoder=ExternalEncoder, **how)
-        if model.head_spec != head and not exchange_head(model, head, self.seed):
-            self._refuse_change("the aggregation")
+        changed = [name for name, value in arguments.items() if model.weight_arguments[name] != value]
+        if changed or not (model.head_spec == head or exchange_head(model, head, self.seed)):
+            what, name = ", ".join(changed) or "the aggregation", type(self).__name__
+            raise ValueError(
+                f"this {name} has its weights, which a change of {what} would discard: create a new {name}(...), or "
+                f"call apply_attributes(...) on a model without training"
+            )
         model.use(settings)
         return model
-
-    def _refuse_change(self, what: str) -> NoReturn:
-        name = type(self).__name__
-        raise ValueError(
-            f"this {name} has trained weights, which a change of {what} would discard: create a new {name}(...) instead"
-        )
 
     def _refuse_quantized(self, what: str) -> None:
         if self._model is not None and self._model.encoder.quantized is not None:
@@ -246,13 +237,13 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def is_trained(self) -> bool:
-        """Whether `fit` or `load` gave the weights."""
-        return self._model is not None and self._model.trained
+        """Whether the weights come from `fit`, `load` or `start_from`, and none are random."""
+        return self._model is not None and self._model.is_trained
 
     def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
         """See the base class. Scores that are in the `score_cache` are read from it."""
         model = self.model
-        if not model.ready:
+        if model.origin == "random":
             message = f"{type(self).__name__} has randomly initialized layers: its scores are meaningless before fit"
             warn_once(self, f"{message} ({self._trained_hint}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:
@@ -285,7 +276,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             ValueError: if there is nothing to train or to validate on, if a label, score or text is invalid, or if the
                 recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
-            TypeError: for a `ScoreServer` or a `PairScorer`, which cannot be trained.
+            TypeError: for a `PairScorer`, which cannot be trained.
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
         Training a trained model continues from its weights with a `ContinuedTrainingWarning`, unless they came from
@@ -297,7 +288,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         With `verbose`, both are printed. Otherwise, a `LeftOutWarning` warns if queries or judged documents were left
         out.
         """
-        self.need_weights("trained")
+        self.require_weights("trained")
         self._refuse_quantized("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
@@ -305,14 +296,14 @@ class CrossEncoder(Reranker, pt.Estimator):
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
-        if model is not None and model.trained and not model.from_other_model and not resumes:
+        if model is not None and model.origin == "fit" and not resumes:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
-        self.trained_on = told = replace(data.trained_on, validated=validated_on)
+        self.trained_on = summary = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:
-            pt.tqdm.write(f"{name}: {told}")
-        elif not self.verbose and (told.used < told.queries or told.not_found):
+            pt.tqdm.write(f"{name}: {summary}")
+        elif not self.verbose and (summary.used < summary.queries or summary.not_found):
             problem = "some queries or judged documents are left out of the training (see .trained_on)"
             warn(f"{name}: {problem}.", LeftOutWarning)
         model, settings = self.model, None
@@ -334,7 +325,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             coverage.add_rows(*data.draws())
             self.coverage = coverage  # not that of the last validation
             warn_of_coverage(self, coverage, " in fit")
-        if coverage.documents and reports:
+        if coverage.pairs and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")
         return self
 
@@ -376,7 +367,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         check_type(Reranker, rule, other=other)
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
-                reranker.need_weights("started from another model, and no other model can start from it")
+                reranker.require_weights("started from another model, and no other model can start from it")
         self._refuse_quantized("started from another model")
         start_from(self.model, other.model, self.seed)
         return self
@@ -397,7 +388,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 ranking too much.
             ImportError: if NNCF is not installed.
         """
-        self.need_weights("quantized")
+        self.require_weights("quantized")
         validated(candidates, self.text_field, self.text_loader, self)
         clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
@@ -424,9 +415,14 @@ class CrossEncoder(Reranker, pt.Estimator):
     # Copies: in memory, on disk, on the hub.
 
     def apply_attributes(self, **attributes: Any) -> "CrossEncoder":
-        """Return a copy with its trained weights and some constructor arguments changed."""
+        """Return a copy with its trained weights and some constructor arguments changed.
+
+        Without training, a copy whose changed arguments decide the weights gets new ones.
+        """
         clone = type(self)(**{**arguments_of(self), **attributes})
-        clone._model = copy.deepcopy(self._model)
+        same = clone.weight_arguments() == self.weight_arguments() and clone.head_spec() == self.head_spec()
+        if same or self.is_trained:
+            clone._model = copy.deepcopy(self._model)
         return clone
 
     def save(self, folder: str | Path) -> None:
@@ -438,26 +434,9 @@ class CrossEncoder(Reranker, pt.Estimator):
         Raises:
             ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder
                 contains other files than a saved model.
-            TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
+            TypeError: for a `PairScorer`, which has no weights.
         """
         saved.save(self, Path(folder))
-
-    def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
-        """Save a trained model as a small difference from its backbone.
-
-        `load` restores it like any other model, but needs the same backbone. Matrices that were trained with LoRA are
-        stored as low-rank products in fp16, all others with one byte per weight. Scores change in the third or fourth
-        digit.
-
-        Args:
-            folder: created if it does not exist.
-            upon: another adapter, on the hub or in this package, from which the training of this model started. Only
-                the changes of the encoder since then are saved, and `load` needs both adapters.
-        """
-        self.need_weights("saved")
-        self._refuse_quantized("saved as an adapter")
-        untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
-        saved.write(self, Path(folder), adapter_of(self.model, untrained, upon))
 
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
@@ -473,7 +452,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Raises:
             ValueError: if the format cannot express the model; the message says why.
-            TypeError: for a `ScoreServer` or a `PairScorer`, which has no weights.
+            TypeError: for a `PairScorer`, which has no weights.
         """
         export_classifier(self, Path(folder))
 

@@ -12,16 +12,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from ..common.packaged import ENCODER
-from ..modelling.backbones.architectures import InputRules, quiet
-from ..modelling.backbones.classifiers import CLASSIFIERS, take_apart
+from ..modelling.backbones.architectures import quiet
+from ..modelling.backbones.classifiers import take_apart
 from ..modelling.backbones.load import values_of
 from ..modelling.backbones.modules import TOKENS, library
 from ..modelling.backbones.steps import RepresentationSteps
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.saved import ITS_NAME
-
-_TANH = ("bert", "camembert", "roberta", "xlm-roberta")
-"""Families whose classifier computes `final(tanh(dense(x)))` of the first token's state x."""
 
 _SMALL = 2.0**-12
 """For such a small t, `tanh(t x) / t` is x to float32 precision: an error of x^3 t^2 / 3."""
@@ -70,10 +67,10 @@ reranker = ld.MaxSim("{its_name}"{arguments})
 
 def check_exportable(reranker: Any, folder: Path) -> None:
     """Raise an error for a model without weights, or a folder that is not empty."""
-    reranker.need_weights("exported")
+    reranker.require_weights("exported")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
-    if not reranker.model.ready:
+    if reranker.model.origin == "random":
         raise ValueError(f"{reranker!r} has random weights: train it before you export it")
 
 
@@ -95,18 +92,19 @@ def _obstacle(reranker: Any) -> str:
     head, family, step = type(model.head).__name__, backbone.family, backbone.representation
     if not model.head.from_scores:
         return f"{head} combines vectors of several windows, and a classifier scores one window"
-    if backbone.template is not None or backbone.options.prompt:
+    if backbone.template is not None or backbone.prompt:
         return "its template or prompt would be missing"
     if resolve_layout(reranker.layout) != InputLayout():
         return f"layout={reranker.layout!r} is not the layout of the tokenizer"
-    if family not in CLASSIFIERS or type(backbone.rules) is not InputRules or reranker.trust_remote_code:
-        return f"its backbone ({family}) is not a plain classifier of transformers"
+    if family.head is None or not family.is_plain or reranker.trust_remote_code:
+        return f"its backbone ({family.name}) is not a plain classifier of transformers"
     if isinstance(step, RepresentationSteps):
         return "its checkpoint consists of modules of sentence-transformers"
     if model.encoder.quantized is not None:
         return "it is quantized; export the model that it was made from"
-    if step is None and not (backbone.pooling == "cls" and family in _TANH):
-        return f"the classification head of {family} is not a layer on the state with pooling={backbone.pooling!r}"
+    # Then `final(tanh(dense(x)))` of the first token's state x can express a layer on x.
+    if step is None and not (backbone.pooling == "cls" and family.head.activation == "tanh"):
+        return f"the classification head of {family.name} is not a layer on the state with pooling={backbone.pooling!r}"
     return ""
 
 
@@ -148,11 +146,11 @@ def export_vectors(reranker: Any, folder: Path) -> None:
     from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 
     model, encoder = reranker.model, reranker.model.encoder
-    how, words = encoder.how, model.tokenizer.convert_ids_to_tokens
-    reading: dict[str, Any] = {"document_length": how.document_length, "query_length": how.query_length}
-    if how.expand_to:
-        strategy = "fixed" if how.query_length == how.expand_to else "min"
-        filler = {"token": words(how.expand_with), "length": how.expand_to, "attend": how.attends}
+    rules, words = encoder.vector_rules, model.tokenizer.convert_ids_to_tokens
+    reading: dict[str, Any] = {"document_length": rules.document_length, "query_length": rules.query_length}
+    if rules.expand_to:
+        strategy = "fixed" if rules.query_length == rules.expand_to else "min"
+        filler = {"token": words(rules.expand_with), "length": rules.expand_to, "attend": rules.attends}
         reading["query_expansion"] = {"strategy": strategy, **filler}
     tokens: dict[str, Any] = {"module_input_name": TOKENS}
     with quiet(), tempfile.TemporaryDirectory() as backbone:
@@ -164,20 +162,20 @@ def export_vectors(reranker: Any, folder: Path) -> None:
             shape = {"bias": step["bias"], "activation_function": activation, "use_residual": step["residual"]}
             modules.append(Dense(step["inputs"], step["outputs"], **shape, **tokens))
             modules[-1].load_state_dict(layer.state_dict())
-        if how.skipped or how.expand_to:
-            modules.append(MultiVectorMask(list(map(words, how.skipped)), skiplist_tasks=list(how.skips_in)))
-        if how.normalize:
+        if rules.skipped or rules.expand_to:
+            modules.append(MultiVectorMask(list(map(words, rules.skipped)), skiplist_tasks=list(rules.skips_in)))
+        if rules.normalize:
             modules.append(Normalize(**tokens))
-        if how.pooling > 1:
+        if rules.pooling > 1:
             pooling: dict[str, Any] = {
-                "num_protected_tokens": how.protected,
-                "normalize_embeddings": how.pooling_normalizes,
+                "num_protected_tokens": rules.protected,
+                "normalize_embeddings": rules.pooling_normalizes,
             }
-            modules.append(HierarchicalTokenPooling(how.pooling, **pooling))
+            modules.append(HierarchicalTokenPooling(rules.pooling, **pooling))
         MultiVectorEncoder(
             modules=modules,
-            prompts={"query": how.query_prefix, "document": how.document_prefix},
-            similarity_fn_name="meanmaxsim" if how.mean else "maxsim",
+            prompts={"query": rules.query_prefix, "document": rules.document_prefix},
+            similarity_fn_name="meanmaxsim" if rules.mean else "maxsim",
             device="cpu",
         ).save_pretrained(str(folder), create_model_card=False)
     _finish(reranker, folder, _VECTORS_CARD)

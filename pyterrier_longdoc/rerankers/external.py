@@ -1,4 +1,4 @@
-"""Functions and transformers in place of a backbone; for models behind servers see `served.py`."""
+"""Functions and transformers in place of a backbone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_type
+from ..common.key import NoKeyError, description
 from ..common.presentation import changes, described
-from ..modelling.external import ExternalScorer, Scores
+from ..modelling.external import ExternalScorer
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,8 +31,9 @@ class PairScorer(ExternalScorer):
             a transformer that scores rows with `query` and `text` independently, such as monoT5 or a ColBERT reranker.
             It must return all rows, in any order. `qid` and `docno` are hashes of the query and the window, so that
             caches do not confuse windows.
-        name: identifies the scorer in score caches and saved runs; change it when the scores change. Without a name,
-            `score_cache` rejects the scorer, and `rerank_to_disk` and `ld.Experiment` never reuse its scores.
+        name: identifies the scorer in score caches, saved runs and trainings; change it when the scores change. Without
+            a name, a function is identified by its qualified name and source text; what it calls does not count. A
+            transformer, or a function that uses a model of the function around it, needs a name.
         tokenizer: a fast Hugging Face tokenizer or its name, with which windows and queries are measured; None counts
             words.
         longest_input: the maximum number of tokens of a query and a window, special tokens included; windows are made
@@ -67,15 +69,15 @@ class PairScorer(ExternalScorer):
         return f"{type(self).__name__}({', '.join([scorer, *changes(self, hidden=('scorer',))])})"
 
     def describe(self) -> dict[str, Any]:
-        """Return its name; ValueError without one."""
-        if self.name is None:
-            raise ValueError(
-                f"{self!r} has no name, by which its scores are found again: give one, PairScorer(..., name=...), and "
-                f"change it when the scores change; or leave score_cache out"
-            )
-        return {"type": type(self).__name__, "name": self.name}
+        """Return its name, or the description of its function; NoKeyError for a transformer without a name."""
+        if self.name is not None:
+            return {"type": type(self).__name__, "name": self.name}
+        try:
+            return {"type": type(self).__name__, "function": description(self.scorer)}
+        except NoKeyError as error:
+            raise NoKeyError(f"{error}: give PairScorer(..., name=...), and change it when the scores change") from None
 
-    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
+    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> np.ndarray:
         """Return the scores of the function or transformer; ValueError without one finite score for each pair."""
         ask = partial(_transformer_scores, self.scorer) if isinstance(self.scorer, pt.Transformer) else self.scorer
         values = np.zeros(len(texts))
@@ -88,7 +90,7 @@ class PairScorer(ExternalScorer):
                 f"{self!r} gave {len(rows)} of {len(values)} pairs no finite score; the first is {values[rows[0]]}, of "
                 f"the query {queries[rows[0]]!r} and the text {texts[rows[0]][:80]!r}"
             )
-        return Scores(values)
+        return values
 
     def _checked(self, reply: Any, count: int) -> np.ndarray:
         reply = reply.detach().cpu().double() if hasattr(reply, "detach") else reply  # numpy has no bfloat16

@@ -1,26 +1,21 @@
-"""Late interaction over long documents, and its use as a selector of windows."""
+"""Late interaction over long documents."""
 
 # Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..common.arguments import argument, check_type
-from ..common.coverage import Scored
-from ..common.files import full_path
-from ..common.store import ArrayStore
+from ..common.arguments import argument
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
-from ..modelling.maxsim import STORE, MaxSimEncoder, load_token_backbone
+from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
 from ..modelling.model import Model
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
 from ..training import TrainingArgs
 from .export import export_vectors
 from .models import SeparateReranker
-from .selectors import CrossEncoderWindows
 
 DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
 """A public late-interaction model (149M parameters, vectors of 128 numbers)."""
@@ -35,6 +30,8 @@ class MaxSim(SeparateReranker):
     Windows are encoded without the query, and their vectors are cached for all queries. The checkpoint's own prompts or
     marker tokens, query expansion, skip list, projection, normalization and lengths apply.
 
+    Inherited arguments: `SeparateReranker`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers, PyLate or Stanford's ColBERT; any other
             encoder gets a random projection to 128 features and must be trained.
@@ -46,21 +43,16 @@ class MaxSim(SeparateReranker):
             still fills up short queries to the checkpoint's length.
         token_pooling: how many similar tokens share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's
             value.
-        cached_bytes: the maximum memory for the vectors of windows. With 128 features, a token takes 512 bytes, or half
-            of that with a `vector_cache`.
-        vector_cache: a file that stores the vectors of windows by content, weights and settings, for later processes.
-            With it, vectors are always rounded to fp16. Scores therefore differ in the fourth digit from those without
-            a file, but do not change between runs.
-        vector_cache_bytes: the maximum size of the vectors in this file; the oldest are removed first.
+        cached_bytes: the maximum memory for the vectors of windows. With 128 features, a token takes 512 bytes.
         training: the recipe for `fit`; None for `TrainingArgs()` with learning rates of 1e-5, and 1e-4 for the
             projection.
 
     `explain=True` adds `term_places`: `(token, start, end, part)` for each token of the query as it is read, with the
     characters of its best match. If tokens are pooled, these are the characters of the window. There are none for
-    special tokens, titles, and pooled tokens of several `KeyBlocks`.
+    special tokens and titles.
 
     Example:
-        `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0", vector_cache="vectors.db")`
+        `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0")`
     """
 
     backbone: str | Path = argument(DEFAULT_LATE_INTERACTION, role="checkpoint")
@@ -70,8 +62,6 @@ class MaxSim(SeparateReranker):
     stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")  # type: ignore[assignment]
     max_query_len: int | None = argument(None, role="input", at_least=1)
     token_pooling: float | None = argument(None, role="input", at_least=1, below=inf)
-    vector_cache: str | Path | None = argument(None, role="computing")
-    vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
     _trained_hint: ClassVar[str] = (
@@ -100,8 +90,6 @@ class MaxSim(SeparateReranker):
     def check(self) -> None:
         super().check()
         self.refuse("layout", why="reads query and text separately")
-        check_type(str | Path | None, "a file", vector_cache=self.vector_cache)
-        self.vector_cache = full_path(self.vector_cache)
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)
@@ -109,24 +97,11 @@ class MaxSim(SeparateReranker):
         encoder.token_pooling = self.token_pooling
         return model
 
-    def describe(self) -> dict[str, Any]:
-        """See the base class; vectors that are stored are rounded."""
-        return {**super().describe(), "vectors": "float32" if self.vector_cache is None else "float16"}
-
-    def score(self, queries: Sequence[str], texts: Sequence[Any], bar: Any = None) -> Scored:
-        """See the base class; vectors in the `vector_cache` are read from it, but not by the validation of `fit`."""
-        file = None if self._validating else self.vector_cache
-        token = STORE.set(None if file is None else ArrayStore(file, self.vector_cache_bytes))
-        try:
-            return super().score(queries, texts, bar)
-        finally:
-            STORE.reset(token)  # whoever uses the model without this class has exact vectors
-
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a `MultiVectorEncoder` of sentence-transformers 6.2 or later.
 
         Its similarity of a query and a passage equals the score of a document with one window. `token_pooling` is
-        exported, but windows and `vector_cache` are not.
+        exported, but windows are not.
 
         Args:
             folder: a new or an empty folder.
@@ -136,22 +111,3 @@ class MaxSim(SeparateReranker):
             ImportError: without sentence-transformers.
         """
         export_vectors(self, Path(folder))
-
-
-@dataclass(frozen=True)
-class MaxSimWindows(CrossEncoderWindows):
-    """Keeps the `k` windows that a late-interaction model scores highest; windows are encoded once for all queries.
-
-    Args:
-        k: the number of windows.
-        model: a `MaxSim`; it reads each window as a document.
-
-    Example:
-        `ld.MaxP(preselect=ld.MaxSimWindows(3, ld.MaxSim()))`.
-    """
-
-    papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert",)
-
-    def __post_init__(self) -> None:
-        check_type(MaxSim, "a MaxSim", model=self.model)
-        super().__post_init__()

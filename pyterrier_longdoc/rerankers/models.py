@@ -16,17 +16,16 @@ from ..common.arguments import argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numeric, validated
-from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
+from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
+from ..modelling.backbones.families import papers_of
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
-from ..modelling.tkl import TKLEncoder
 from ..modelling.weights import HeadSpec, seeded_head
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
-from ..modelling.word_vectors import load_word_backbone
 from ..training import TrainingArgs
 from .cross_encoder import CrossEncoder
 
@@ -38,6 +37,8 @@ class FirstP(CrossEncoder):
     `score = f(query, first window)`, `f` the cross-encoder.
 
     If the backbone is a cross-encoder, the scores are those of the cross-encoder. The baseline in Boytsov et al. 2025.
+
+    Inherited arguments: `CrossEncoder` and `Reranker`.
 
     Args:
         window_size: tokens of the window; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
@@ -88,6 +89,8 @@ class MaxP(SlidingReranker):
 
     By default, windows of 150 tokens with a stride of 100, as in Boytsov et al. 2025.
 
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxP("cross-encoder/ms-marco-electra-base")`
     """
@@ -102,6 +105,8 @@ class SumP(MaxP):
 
     `score = sum_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Example:
         `bm25 >> dataset.text_loader() >> ld.SumP()`
     """
@@ -114,6 +119,8 @@ class KMaxP(MaxP):
     """Scores a document by the mean or a weighted sum of its `k` best windows' scores; windows as in `MaxP`.
 
     `score = sum_i weights_i f(query, w_(i))`, over the windows sorted by score.
+
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         k: the number of windows.
@@ -144,6 +151,8 @@ class SoftMaxP(MaxP):
 
     `score = t log(mean_i exp(f(query, w_i) / t))` lies between `MaxP` and `AvgP` over the same windows.
 
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
+
     Args:
         temperature: t. Near 0, only the best window counts; for large values, all windows count the same. At 1, a
             window whose logit is 1 lower has about a third of the weight.
@@ -169,6 +178,8 @@ class Birch(KMaxP):
 
     The first-stage score is the `score` column of the input. The paper tunes `a` and `weights` by grid search; use
     `pt.GridSearch`. The window arguments of `MaxP` do not apply, because windows are sentences.
+
+    Inherited arguments: `KMaxP`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         first_stage_weight: `a`, between 0 and 1.
@@ -219,6 +230,8 @@ class AvgP(CrossEncoder):
 
     `score = mean_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
+    Inherited arguments: `CrossEncoder` and `Reranker`.
+
     Args:
         window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
@@ -246,6 +259,8 @@ class PARADE(SlidingReranker):
     """Aggregates window vectors into a document vector, which it scores (Li et al.; Boytsov et al. 2025).
 
     `score = u · aggregate_w [CLS]_w`, over the windows `w` of the document.
+
+    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. With a cross-encoder as backbone, the first three
@@ -323,7 +338,10 @@ class SeparateReranker(SlidingReranker):
 
     def check(self) -> None:
         super().check()
-        _check_separate(self, suits=not resolve_layout(self.layout).shared_budget)
+        self.refuse("pooling", why="looks at the states of all tokens")
+        self.refuse("template", why="reads query and text separately")
+        if resolve_layout(self.layout).shared_budget:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here each is an input")
 
 
 @dataclass(eq=False, repr=False)
@@ -334,6 +352,8 @@ class LateIR(SeparateReranker):
 
     The states of windows do not depend on the query and are cached. Scoring a document for another query only takes the
     interaction and the aggregation. Must be trained.
+
+    Inherited arguments: `SeparateReranker`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         backbone: encodes queries and windows separately. BERT-base in Boytsov et al. 2025.
@@ -385,6 +405,8 @@ class CEDR(AvgP):
     `AvgP`; the others must be trained. The paper trains the plain ranker first:
     `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
+    Inherited arguments: `AvgP`, `CrossEncoder` and `Reranker`.
+
     Args:
         aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
             matches).
@@ -421,6 +443,8 @@ class NeuralModel1(AvgP):
 
     Documents are divided into disjoint chunks as in `AvgP`. Must be trained.
 
+    Inherited arguments: `AvgP`, `CrossEncoder` and `Reranker`.
+
     Args:
         smoothing: the weight of the background model.
         background: the probability of each query token in the background model.
@@ -451,115 +475,6 @@ class NeuralModel1(AvgP):
         seeded_head(self.head_spec(), 1, self.seed)
 
 
-@dataclass(eq=False, repr=False)
-class TKL(CrossEncoder):
-    """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
-
-    `score = sum_i v_i s(query, region_(i))`, over the best regions of the document and their neighbours.
-
-    Each window is contextualized together with a few tokens on either side, and mixed with the plain embeddings.
-    Gaussian kernels count soft matches with the query in regions that slide over the whole document. Saturated counts
-    score the regions, and the best regions score the document. The model has no pre-trained transformer, is fast, and
-    must be trained. Details that the paper does not specify follow the published code (matchmaker, `tkl.yaml` and
-    `sigir20_tkl.py`); `TKLEncoder` and `TklHead` list the differences. `repeat` is not supported.
-
-    Args:
-        backbone: the source of the word embeddings: a text file with a word and its vector on each line, such as GloVe
-            (42B tokens and 300 dimensions in the paper), or a Hugging Face model, whose embedding table is used. The
-            embeddings are trained and saved with the model.
-        window_size: tokens that are contextualized together. Other `windows` must be disjoint.
-        overlap: the number of tokens on either side that a window also sees.
-        layers: the number of transformer layers.
-        attention_heads: of each layer; None for the largest number up to 10 that divides the width of the embeddings.
-        feed_forward: the number of units of each layer's feed-forward network.
-        region_size: tokens in a region.
-        region_stride: tokens from one region's start to the next one's.
-        best_regions: the number of regions that score the document, each with two neighbours on either side.
-        max_doc_len: 2,000 as published; 4,000 in BeST's table.
-        max_query_len: 30 as published.
-        training: the recipe for `fit`; None for `TrainingArgs(loss="ranknet")`. The published code in effect trains all
-            weights at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps.
-            Use higher rates for small collections.
-
-    Example:
-        `(bm25 >> dataset.text_loader() >> ld.TKL("glove.42B.300d.txt")).fit(topics, qrels)`
-    """
-
-    head_name: ClassVar[str] = "tkl"
-    _sized_by: ClassVar[str] = "window_size"
-    papers: ClassVar[tuple[str, ...]] = ("hofstatter-2020-local",)
-
-    _: KW_ONLY
-    window_size: int = argument(40, role="windows", at_least=1)
-    overlap: int = argument(5, role="weights", at_least=0)
-    layers: int = argument(2, role="weights", at_least=1)
-    attention_heads: int | None = argument(None, role="weights", at_least=1)
-    feed_forward: int = argument(300, role="weights", at_least=1)
-    region_size: int = argument(30, role="head", at_least=1)
-    region_stride: int = argument(2, role="head", at_least=1, at_most="region_size")
-    best_regions: int = argument(3, role="head", at_least=1)
-
-    encoder_class: ClassVar[type[WindowEncoder]] = TKLEncoder
-
-    def default_windows(self) -> Windows:
-        return GreedyChunks(self.window_size)
-
-    def head_spec(self) -> HeadSpec:
-        return "tkl", arguments_of(self, "head")
-
-    def load_backbone(self) -> Backbone:
-        return load_word_backbone(
-            str(self.backbone),
-            overlap=self.overlap,
-            layers=self.layers,
-            attention_heads=self.attention_heads,
-            feed_forward=self.feed_forward,
-            trust_remote_code=self.trust_remote_code,
-        )
-
-    def default_training(self) -> TrainingArgs:
-        return TrainingArgs(loss="ranknet")
-
-    def check(self) -> None:
-        super().check()
-        _check_separate(self, suits=not resolve_layout(self.layout).is_for_pairs)
-        if self.repeat is not None:
-            raise ValueError(f"repeat={self.repeat!r} has no place in TKL, which joins windows: omit it")
-        windows = self.make_windows()
-        if windows.overlaps:
-            raise ValueError(
-                f"windows={windows!r} overlap, so that TKL would count tokens twice: give disjoint ones, such as "
-                f"GreedyChunks(40), and overlap={self.overlap} for what they see of their neighbours"
-            )
-        seeded_head(self.head_spec(), 1, self.seed)
-
-
-def _check_separate(model: CrossEncoder, *, suits: bool) -> None:
-    """Refuse arguments of models that read query and text together; `suits` tells whether the layout does."""
-    model.refuse("pooling", why="looks at the states of all tokens")
-    model.refuse("template", why="reads query and text separately")
-    if not suits:
-        raise ValueError(f"layout={model.layout!r} is for a query and a text in one input: here each is an input")
-
-
-PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {
-    "longformer": ("beltagy-2020-longformer",),
-    "big_bird": ("zaheer-2020-big",),
-    "modernbert": ("warner-2025-smarter",),
-    "nomic_bert": ("nussbaum-2025-nomic",),
-    "eurobert": ("boizard-2025-eurobert",),
-    "alibi-bert": ("press-2022-train",),
-}
-"""From the `model_type` of a checkpoint to keys of `references.bib`."""
-
-PAPERS_OF_CHECKPOINTS = {
-    "jina-embeddings-v2": ("gunther-2023-jina",),
-    "jina-bert": ("gunther-2023-jina",),
-    "mosaic-bert": ("portes-2023-mosaicbert",),
-    "tinyllama": ("zhang-2024-tinyllama",),
-}
-"""From a part of the lower-cased name of a checkpoint whose type is ambiguous to keys of `references.bib`."""
-
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
 
@@ -572,6 +487,8 @@ class LongP(CrossEncoder):
 
     To compare it with FirstP on the same backbone, use `LongP(backbone, max_doc_len=477)` and `max_doc_len=1431`.
     Documents that exceed the backbone's maximum input length are truncated, with a warning and an entry in `coverage`.
+
+    Inherited arguments: `CrossEncoder` and `Reranker`.
 
     Args:
         backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or another encoder, plain or as a cross-encoder;
@@ -607,19 +524,12 @@ class LongP(CrossEncoder):
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, and behind its architecture if weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
-        kind = "" if self._model is None else self._model.backbone.family
-        name = str(self.backbone).lower()
-        matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
-        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
+        family = None if self._model is None else self._model.backbone.family
+        return [*super().cited(), *sentences, *papers_of(str(self.backbone), family)]
 
-    def _backbone_options(self) -> BackboneOptions:
-        return replace(
-            super()._backbone_options(),
-            global_attention=self.global_attention,
-            attention_window=self.attention_window,
-            attention_type=self.attention_type,
-            attn_implementation=self.attn_implementation,
-        )
+    def _backbone_options(self) -> dict[str, Any]:
+        own = ("global_attention", "attention_window", "attention_type", "attn_implementation")
+        return {**super()._backbone_options(), **{name: getattr(self, name) for name in own}}
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)

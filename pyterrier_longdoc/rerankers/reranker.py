@@ -34,7 +34,8 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, NotebookMixin, changes, composed, described
+from ..common.key import description
+from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
@@ -43,7 +44,7 @@ from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalScorer
 from ..modelling.inputs import Settings
 from ..modelling.model import Model
-from ..modelling.preselection import Preselection, check_preselection
+from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.runtimes import RUNTIMES, check_runtime
 from ..modelling.windows import SELECTIONS, Windows
 from . import saved
@@ -70,9 +71,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         max_windows: the maximum number of windows per document; None keeps all.
         selection: which windows to keep: `"first"` or `"first_last_random"` (as in PARADE).
         preselect: scores only the windows that a cheaper method ranks highest for the query, e.g. `BM25Windows(3)`: a
-            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `MaxSimWindows`, `CrossEncoderWindows`,
-            `WordEmbeddingWindows` or `KeyBlocks`. It selects from the windows that `max_windows` keeps, also in `fit`.
-            None scores all windows.
+            `FirstK`, `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. It selects from the windows that
+            `max_windows` keeps, also in `fit`. None scores all windows.
         max_doc_len: truncates documents to this many tokens; None does not truncate. 1,431 in Boytsov et al. 2025.
         max_query_len: truncates queries to this many tokens; 32 in Boytsov et al. 2025. With None, a query can fill the
             part of the backbone's maximum input length that a window of a given size leaves, or a quarter of it if
@@ -116,7 +116,7 @@ class Reranker(NotebookMixin, pt.Transformer):
     windows: Windows | None = argument(None, role="windows")
     max_windows: int | None = argument(None, role="windows", at_least=1)
     selection: str = argument("first", role="windows", choices=SELECTIONS)
-    preselect: Preselection | None = argument(None, role="windows")
+    preselect: WindowSelector | None = argument(None, role="windows")
     max_doc_len: int | None = argument(None, role="windows", at_least=1)
     max_query_len: int | None = argument(32, role="input", at_least=1)
     text_field: TextField = argument("text", role="input")
@@ -134,12 +134,8 @@ class Reranker(NotebookMixin, pt.Transformer):
     seed: int = argument(42, role="weights")
 
     _sized_by: ClassVar[str] = ""
-    """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
+    """The argument that sets the size of windows; `coverage.truncated` names it for text that windows cut."""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.__doc__ = composed(cls.__doc__, *(base.__doc__ for base in cls.__bases__ if issubclass(base, Reranker)))
 
     def __post_init__(self) -> None:
         check_roles(self)
@@ -271,7 +267,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         model, arguments = self.model, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
-            "arguments": {name: described(value) for name, value in saved.without_paths(arguments).items()},
+            "arguments": {name: description(value) for name, value in arguments.items()},
             **model.describe(),
         }
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..common.arguments import OF_THE_MODEL, arguments_of, changed, changed_names
+from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
 from ..common.files import replacing_files
 from ..common.presentation import HIDDEN
 from ..common.registry import look_up
+from ..modelling.compact import unpack
 from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout
 from ..modelling.model import Model
@@ -20,8 +21,6 @@ from ..modelling.quantized import FILES as QUANTIZED_FILES
 from ..modelling.saved import (
     CONFIG_FILE,
     TRAINING_FILE,
-    Adapter,
-    apply_adapter,
     check_folder,
     load_model,
     read_config,
@@ -81,7 +80,7 @@ def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibration: str | None = None) -> None:
+def write(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
     """Write a reranker into a folder, which is created if it does not exist.
 
     All is written before anything of an earlier model is replaced, so that this one survives a full disk. A kill while
@@ -92,7 +91,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
             other files.
         TypeError: for an external scorer, which has no weights.
     """
-    reranker.need_weights("saved")
+    reranker.require_weights("saved")
     if reranker.trust_remote_code:
         raise ValueError(
             "a model whose backbone runs remote code cannot be saved: this package does not store that code"
@@ -105,7 +104,7 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None, *, calibr
             parameters["preselect"] = reranker.preselect.to_config(new)
         if calibration is not None:
             (new / CALIBRATION).write_text(calibration, encoding="utf-8")
-        save_model(new, model, cls=type(reranker), parameters=parameters, adapter=adapter)
+        save_model(new, model, cls=type(reranker), parameters=parameters)
 
 
 def save(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
@@ -116,7 +115,7 @@ def save(reranker: Any, folder: Path, *, calibration: str | None = None) -> None
 
 def note_source(reranker: Any, model: Model, name: str, revision: str | None = None) -> None:
     """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
-    if model.trained:
+    if model.is_trained:
         model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
         values = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
         del values["trust_remote_code"]
@@ -149,21 +148,19 @@ def load(
     replaced = WINDOW_ARGUMENTS if changes.get("windows") is not None else ()
     kept = {name: value for name, value in arguments.items() if name not in replaced}
     reranker = saved_class(**{**kept, **changes})
-    defaults = {f.name: f.default for f in fields(saved_class) if f.default is not MISSING}
-    trusted = {"device": "cpu", "trust_remote_code": reranker.trust_remote_code}
-    # The weights belong to the saved arguments: the first transform compares them with the changed ones.
-    with changed(reranker, **{**defaults, **arguments, **trusted}):
-        if "adapter" in config:
-            model = reranker.model
-            apply_adapter(model, folder, config, str(reranker.backbone))
-        else:
-            how = {"encoder": reranker.encoder_class, "weight_arguments": reranker.weight_arguments()}
-            model = load_model(folder, config, reranker.settings(), **how)
-        model.ready, model.trained = config["head"]["ready"], True
-        if (folder / TRAINING_FILE).is_file():
-            record = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
-            model.recipe, model.history = record["args"], record["history"]
-        note_source(reranker, model, str(name), revision)
+    # The weights belong to the saved arguments: the first transform refuses changes of those that decide them.
+    original = saved_class(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
+    if "compact" in config:
+        model = original.model
+        unpack(model, folder, config)
+    else:
+        parts = {"encoder": original.encoder_class, "weight_arguments": original.weight_arguments()}
+        model = load_model(folder, config, original.settings(), **parts)
+    model.origin = "fit" if head["ready"] else "random"
+    if (folder / TRAINING_FILE).is_file():
+        record = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
+        model.recipe, model.history = record["args"], record["history"]
+    note_source(original, model, str(name), revision)
     return reranker, model
 
 

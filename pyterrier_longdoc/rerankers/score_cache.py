@@ -9,37 +9,37 @@ from typing import Any
 
 import numpy as np
 
-from ..common.coverage import Reading, Scored
+from ..common.coverage import PairCoverage, Scored
 from ..common.frames import Text, as_document
-from ..common.key import UserCodeError, digest
+from ..common.key import NoKeyError
 from ..common.key import key as key_of
 from ..common.store import Key, Store
 from ..common.warnings import warn_once
 from ..modelling.model import Model
 
 CACHE_FORMAT = 4
-"""Part of every key; increase it when scores of the same weights and texts change."""
+"""Part of every key; increase it when the entries change."""
 
 
 def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts: Sequence[Text], bar: Any) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
     The file contains hashes, no texts; several processes can use it. The coverage also counts stored pairs; the bar
-    does not. Scores of a reranker with a user's code are not stored.
+    does not. A user's class or function counts by its source text; scores of a reranker without a key are not stored.
     """
     path = reranker.score_cache
     try:
-        scored_by = key_of(reranker, without=("text_loader",))
-    except UserCodeError as error:
+        scored_by = key_of(reranker)
+    except NoKeyError as error:
         warn_once(reranker, f"score_cache={str(path)!r} is not used: {error}.", UserWarning)
         return model.score(queries, texts, bar=bar)
     # Entries of the cache also contain the account of what was read.
     account = model.settings.windows_argument, model.settings.max_windows
-    store, keys = Store(path), keys_of_pairs(digest([scored_by, account]), queries, texts)
-    entries: dict[Key, tuple[float, Reading]] = store.get_many(dict.fromkeys(keys), _read)
+    store, keys = Store(path), keys_of_pairs(key_of([scored_by, account]), queries, texts)
+    entries: dict[Key, tuple[float, PairCoverage]] = store.get_many(dict.fromkeys(keys), _read)
     new = [row for row, key in enumerate(keys) if key not in entries]
 
-    def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
+    def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[PairCoverage]) -> None:
         if np.isfinite(scores).all():  # otherwise the run ends with an error
             places = [keys[new[group[0]]] for group in rows]
             block: dict[Key, Any] = dict(zip(places, zip(scores.tolist(), readings, strict=True), strict=True))
@@ -49,7 +49,6 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
     coverage = model.new_coverage()
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
-    coverage.windows_cut = fresh.windows_cut
     rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, queries, strict=True)}
     coverage.add(rows.values())
     scored = Scored(len(keys), coverage)
@@ -57,10 +56,10 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     return scored.checked()
 
 
-def _read(entry: list[Any]) -> tuple[float, Reading]:
+def _read(entry: list[Any]) -> tuple[float, PairCoverage]:
     """Return a score and its row, of which the query is not stored."""
     score, *reading = entry
-    return float(score), Reading("", *reading)
+    return float(score), PairCoverage("", *reading)
 
 
 def keys_of_pairs(scored_by: str, queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:

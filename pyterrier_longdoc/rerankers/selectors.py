@@ -1,4 +1,4 @@
-"""Selectors of windows by a model: a bi-encoder, a small cross-encoder, or the word embeddings of one."""
+"""Selectors of windows by a model: a bi-encoder, or a small cross-encoder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..common.arguments import argument, check_type
+from ..common.key import description
 from ..common.warnings import warn_of_coverage
-from ..modelling.preselection import FOLDER, Preselection, WindowSelector
-from ..modelling.tokens import Span, TokenizedText, tokenize
+from ..modelling.preselection import FOLDER, WindowSelector
+from ..modelling.tokens import Span, TokenizedText
 from .biencoder import BiEncoder
 from .cross_encoder import CrossEncoder
 from .saved import arguments_from, config_of, write
@@ -50,7 +50,7 @@ class ModelWindows(WindowSelector):
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
     def describe(self) -> dict[str, Any]:
-        return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
+        return {"type": type(self).__name__, "k": self.k, "model": description(self.model)}
 
     def cited(self) -> list[str]:
         return [*super().cited(), *self.model.cited()]
@@ -83,7 +83,7 @@ class EmbeddingWindows(ModelWindows):
         return {"type": type(self).__name__, "k": self.k, "model": config_of(self.model)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
+    def from_config(cls, config: dict[str, Any], folder: Path) -> WindowSelector:
         return cls(config["k"], BiEncoder(**arguments_from(BiEncoder, config["model"])))
 
 
@@ -98,7 +98,8 @@ class CrossEncoderWindows(ModelWindows):
 
     Args:
         k: the number of windows. 4 in Hofstätter et al. 2021.
-        model: a reranker of this package, for instance `FirstP`; it reads each window as a document.
+        model: a reranker of this package, for instance `FirstP` or, to encode a window once for all queries, `MaxSim`;
+            it reads each window as a document.
 
     Example:
         `ld.KMaxP(large, k=3, window_size=64, stride=50, preselect=ld.CrossEncoderWindows(4, ld.FirstP(small)))`.
@@ -124,60 +125,5 @@ class CrossEncoderWindows(ModelWindows):
         return {"type": type(self).__name__, "k": self.k}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
+    def from_config(cls, config: dict[str, Any], folder: Path) -> WindowSelector:
         return cls(config["k"], CrossEncoder.load(folder / FOLDER))
-
-
-@dataclass(frozen=True)
-class WordEmbeddingWindows(CrossEncoderWindows):
-    """Keeps the `k` windows whose words are most similar to the query's, by a cross-encoder's input embeddings.
-
-    It compares input embeddings and computes no layer of the cross-encoder. The score of a window is a sum over the
-    query's tokens: the cosine similarity to the most similar token of the window, weighted by
-    `ln(1 + (N - n + 0.5) / (n + 0.5))` for a token that occurs in n of the document's N windows. Unlike the
-    other selectors with a model, it ignores titles.
-
-    SEE (Busolin et al., SIGIR 2025) uses the similarity of input embeddings to drop whole documents; this class applies
-    the idea to windows. The score is ours: on development questions, it found more gold text than cosines of mean
-    embeddings and than unweighted sums.
-
-    Args:
-        k: the number of windows.
-        model: a reranker of this package with a Hugging Face model, usually the one that scores the selected windows.
-
-    Example:
-        `ld.PARADE(preselect=ld.WordEmbeddingWindows(3, ld.MaxP.load("longdoc:maxp")))`.
-    """
-
-    papers: ClassVar[tuple[str, ...]] = ("busolin-2025-efficient",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.model.need_weights("used for its word embeddings")
-
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
-    ) -> list[np.ndarray]:
-        model = self.model.model
-        weights = model.encoder.backbone.get_input_embeddings().weight.detach()
-
-        def directions(tokens: np.ndarray) -> np.ndarray:
-            vectors = weights[torch.from_numpy(tokens).long()].float()
-            return nn.functional.normalize(vectors, dim=1).cpu().numpy()
-
-        distinct = list(dict.fromkeys(documents))
-        # By the model's own tokenizer: the reranker that reads the windows may have another one.
-        texts = tokenize(model.tokenizer, [document.text for document in distinct], offsets=True)
-        text_of = dict(zip(distinct, texts, strict=True))
-        query_of = {query: tokenize(model.tokenizer, [query])[0].ids for query in dict.fromkeys(queries)}
-        results = []
-        for query, document, windows in zip(queries, documents, spans, strict=True):
-            text = text_of[document]
-            tokens, positions = np.unique(text.ids, return_inverse=True)
-            similarity = (directions(query_of[query]) @ directions(tokens).T)[:, positions]  # (Q, L)
-            places = [text.tokens_before(document.characters(window)) for window in windows]
-            best = np.stack([similarity[:, start:end].max(1, initial=-1.0) for start, end in places])  # (N, Q)
-            count = (best > 1 - 1e-4).sum(0)  # windows with the token itself
-            rarity = np.log1p((len(windows) - count + 0.5) / (count + 0.5))
-            results.append(np.round(best @ rarity, _DECIMALS))
-        return results

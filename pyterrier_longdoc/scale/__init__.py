@@ -1,5 +1,5 @@
 """Large runs: on disk, in shards, and on the workers of a Ray cluster."""
 
-from .ray import Distributed, RayExecutor, distributed
+from .ray import Distributed, distributed
 
-__all__ = ["Distributed", "RayExecutor", "distributed"]
+__all__ = ["Distributed", "distributed"]

@@ -10,13 +10,13 @@ from .loop import train
 from .losses import LOSSES, Loss
 from .queries import LeftOutWarning, TrainedOn
 from .recipe import PRESETS, Lora, TrainingArgs, recipes
-from .repeat import FoldModels, fit_in_turn, fit_seeds, k_fold_fit
+from .repeat import FoldModels, fit_in_turn, k_fold_fit
 from .resume import ContinuedTrainingWarning, training_settings
 
 __all__ = [
     "LOSSES", "PRESETS", "BestResult", "ContinuedTrainingWarning", "Example", "FoldModels", "LeftOutWarning", "Lora",
     "Loss", "QueryGroup", "Segments", "TeacherScores", "TrainedOn", "TrainingArgs", "TrainingSet",
-    "add_judged", "evaluate", "fit_in_turn", "fit_on_best_segments", "fit_seeds", "history_frame", "k_fold_fit",
+    "add_judged", "evaluate", "fit_in_turn", "fit_on_best_segments", "history_frame", "k_fold_fit",
     "make_groups", "plot_history", "prepare", "recipes", "segment_precision", "train",
     "training_settings",
 ]  # fmt: skip

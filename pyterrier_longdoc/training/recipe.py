@@ -23,7 +23,7 @@ class Lora(ReprMixin):
     """Low-rank adapters (Hu et al. 2022) on the frozen backbone and pre-trained aggregator.
 
     Needs `peft`. After training, the adapters are merged into the weights, so that the model is saved and loaded like
-    any other; `save_adapter` stores only the difference. Suitable learning rates are 1e-4 to 1e-3.
+    any other. Suitable learning rates are 1e-4 to 1e-3.
 
     Args:
         rank: the rank of the update of each matrix.
@@ -78,7 +78,7 @@ class TrainingArgs(ReprMixin):
             documents that were not retrieved.
         unjudged: treat candidates without a label as `"negative"`, or `"skip"` them.
         augment: a module-level function `(text, random.Random) -> text` that changes each training text, e.g. a
-            rotation.
+            rotation. Checkpoints compare its source text; what it calls does not count.
         teacher_field: the column with the scores of the teacher, for losses that need one.
 
     Optimization of the weights:
@@ -110,7 +110,8 @@ class TrainingArgs(ReprMixin):
         validate_steps: validate every `validate_steps` optimiser steps; None after each epoch.
         patience: stop after this many validations without a new best value; None for no early stopping.
         checkpoint: a folder for the state of the training. After an interruption, the same call continues from it. A
-            finished training continues if `epochs`, `max_steps` or `patience` is increased.
+            finished training continues if `epochs`, `max_steps` or `patience` is increased. Model, recipe and data must
+            be the same; texts only if they are columns of the candidates, because a `text_loader` reads them later.
         save_steps: save the state every `save_steps` steps, and after each epoch and validation.
         trackers: trackers of accelerate, by name (`"tensorboard"`, `"wandb"`, ...) or as objects.
         seed: the random seed of the order of queries, the sampling and dropout; None uses the model's `seed`.

@@ -1,18 +1,17 @@
-"""Repeated training: on several runs in turn, by folds, and with several seeds."""
+"""Repeated training: on several runs in turn, and by folds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_arguments, check_seeds
+from ..common.arguments import check_arguments
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
@@ -81,6 +80,10 @@ class FoldModels(NotebookMixin, pt.Transformer):
         parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
 
+    def subtransformers(self) -> dict[str, Any]:
+        """Return the models."""
+        return {"models": self.models}
+
     @property
     def history(self) -> pd.DataFrame:
         """The concatenated histories of all models, with the column `fold`, from 0."""
@@ -99,7 +102,6 @@ def k_fold_fit(
     training_run: pd.DataFrame | None = None,
     validation: str | None = None,
     folder: str | Path | None = None,
-    executor: Any = None,
     verbose: bool = False,
 ) -> FoldModels:
     """Train one model per fold on the candidates and judgements of the other folds.
@@ -116,9 +118,9 @@ def k_fold_fit(
         validation: the queries to select the best weights, instead of training on them: `"next fold"`; None trains on
             all.
         folder: a folder for the models. After an interruption, a second call with the same arguments continues:
-            finished models are read, and the current fold is resumed.
-        executor: a `RayExecutor`, each worker of which trains one fold at a time. Workers on other machines must share
-            the folder. None trains the folds one by one in this process.
+            finished models are read, and the current fold is resumed. Models, recipe, candidates and labels must be the
+            same; texts only if the candidates hold them, because a `text_loader` reads them later. A user's function
+            (`augment`, a loss) is compared by its source text; what it calls does not count.
         verbose: show a progress bar over the folds.
 
     Returns:
@@ -142,7 +144,9 @@ def k_fold_fit(
         raise ValueError(f"folds must have every query exactly once: {len(misplaced)} are wrong, e.g. {misplaced[0]!r}")
     tests = [_of(run, part) for part in parts]
 
-    def fits() -> Iterator[_Fit]:
+    models: list[Any] = []
+    runs = []
+    with work_bar("fit", "fold", len(parts), shown=verbose) as bar:
         for index, part in enumerate(parts):
             others = [qid for qid in qids if qid not in part]
             validation_qids = parts[(index + 1) % len(parts)] & set(others) if validation == NEXT_FOLD else set()
@@ -150,110 +154,25 @@ def k_fold_fit(
             data = TrainingData(_of(train_on, train), _of(qrels, train))
             if validation_qids:
                 data = TrainingData(*data[:2], _of(run, validation_qids), _of(qrels, validation_qids))
-            subfolder = None if folder is None else Path(folder).absolute() / f"fold-{index}"
-            yield _Fit(_copy(model), data, subfolder, tests[index])
-
-    models, runs = zip(*_fit_all(fits(), "fold", len(parts), executor, verbose), strict=True)
+            # A copy with the same weights, or the new model of a function.
+            new = model() if isinstance(model, type) else getattr(model, "apply_attributes", model)()
+            check_new(new, models)
+            models.append(fit_or_load(new, data, None if folder is None else Path(folder).absolute() / f"fold-{index}"))
+            runs.append(_run_of(models[-1], tests[index]))
+            if hasattr(models[-1], "to_cpu"):  # its next `transform` moves the weights back
+                models[-1].to_cpu()
+            bar.update()
     return FoldModels(models, [list(dict.fromkeys(test["qid"])) for test in tests], pd.concat(runs).sort_index())
+
+
+def _run_of(model: Any, candidates: pd.DataFrame) -> pd.DataFrame:
+    """Return `qid, query, docno, score, rank` of the candidates."""
+    scored = model.transform(candidates)
+    if not scored[["qid", "docno"]].astype(str).equals(candidates[["qid", "docno"]].astype(str)):
+        raise ValueError(f"{model!r} must return the same rows in the same order")
+    run = candidates[["qid", "query", "docno"]].assign(score=scored["score"].to_numpy(dtype="float64"))
+    return pt.model.add_ranks(run)
 
 
 def _of(frame: pd.DataFrame, qids: Iterable[str]) -> pd.DataFrame:
     return frame[frame["qid"].isin(set(qids))]
-
-
-class _Fit(NamedTuple):
-    """A training: the model, its data, the folder, and optionally candidates to score afterwards."""
-
-    model: Any
-    data: TrainingData
-    folder: Path | None
-    candidates: pd.DataFrame | None = None
-
-
-def _fit_all(
-    fits: Iterator[_Fit], unit: str, number: int, executor: Any, verbose: bool
-) -> list[tuple[Any, pd.DataFrame | None]]:
-    """Train models one by one, or on the workers of an executor; return them with their runs."""
-    results: dict[int, tuple[Any, pd.DataFrame | None]] = {}
-
-    def tasks() -> Iterator[tuple[int, _Fit]]:
-        models: WeakSet[Any] = WeakSet()
-        for place, fit in enumerate(fits):
-            check_new(fit.model, models)
-            models.add(fit.model)
-            yield place, fit
-
-    if executor is None:
-        outcomes = ((place, _fit(None, fit)) for place, fit in tasks())
-    else:
-        outcomes = executor.map(_fit, None, tasks())
-    with work_bar("fit", unit, number, shown=verbose) as bar:
-        for place, outcome in outcomes:
-            results[place] = outcome
-            bar.update()
-    return [results[place] for place in sorted(results)]
-
-
-def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
-    """Train a model or read the finished one, in this process or on a worker."""
-    trained, run = fit_or_load(fit.model, fit.data, fit.folder), None
-    if fit.candidates is not None:
-        scored = trained.transform(fit.candidates)
-        if not scored[["qid", "docno"]].astype(str).equals(fit.candidates[["qid", "docno"]].astype(str)):
-            raise ValueError(f"{trained!r} must return the same rows in the same order")
-        run = fit.candidates[["qid", "query", "docno"]].assign(score=scored["score"].to_numpy(dtype="float64"))
-        run = pt.model.add_ranks(run)
-    if hasattr(trained, "to_cpu"):  # its next `transform` moves the weights back
-        trained.to_cpu()
-    return trained, run
-
-
-def _copy(model: Any, **arguments: Any) -> Any:
-    """Return the new model of a function, or a copy of a model with its weights, with these arguments."""
-    make = model if isinstance(model, type) else getattr(model, "apply_attributes", model)
-    return make(**arguments)
-
-
-def fit_seeds(
-    model: Any | Callable[[int], Any],
-    seeds: Sequence[int],
-    topics_or_res_tr: pd.DataFrame,
-    qrels_tr: pd.DataFrame,
-    topics_or_res_va: pd.DataFrame | None = None,
-    qrels_va: pd.DataFrame | None = None,
-    *,
-    folder: str | Path | None = None,
-    executor: Any = None,
-    verbose: bool = False,
-) -> dict[int, Any]:
-    """Train a model for each seed of random weights, sampling, order of examples and dropout.
-
-    Args:
-        model: a function that creates a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
-            a model, which is copied, with that seed if it starts from its backbone. The seed of its recipe is set.
-        seeds: whole numbers; 0, 1, 2 in Boytsov et al. 2025.
-        topics_or_res_tr: training candidates, as for `fit`.
-        qrels_tr: their labels.
-        topics_or_res_va: validation candidates.
-        qrels_va: their labels.
-        folder: a folder for the models. After an interruption, a second call continues.
-        executor: as in `k_fold_fit`; each worker trains one seed at a time.
-        verbose: show a progress bar over the seeds.
-
-    Returns:
-        The trained models by seed.
-    """
-    check_seeds(seeds)
-    data = TrainingData(topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va)
-
-    def fits() -> Iterator[_Fit]:
-        for seed in map(int, seeds):
-            # A trained model keeps its seed, because another seed would mean other initial weights.
-            is_trained = not isinstance(model, type) and getattr(model, "is_trained", False)
-            copy = _copy(model, **({} if is_trained else {"seed": seed}))
-            if hasattr(copy, "recipe"):
-                copy.training = replace(copy.recipe, seed=seed)
-            yield _Fit(copy, data, None if folder is None else Path(folder).absolute() / f"seed-{seed}")
-
-    outcomes = _fit_all(fits(), "seed", len(seeds), executor, verbose)
-    return {int(seed): trained for seed, (trained, _) in zip(seeds, outcomes, strict=True)}

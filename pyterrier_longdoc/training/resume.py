@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -21,9 +20,7 @@ from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, arguments_of
 from ..common.files import replacing, write_lines
-from ..common.key import key
-from ..common.runs import frame_digest
-from ..common.warnings import warn
+from ..common.key import frame_digest, key
 from ..modelling.weights import fingerprint
 from .examples import TrainingSet, training_run
 from .losses import LOSSES
@@ -33,6 +30,9 @@ from .recipe import TrainingArgs
 STATE_FILE = "training-state.safetensors"
 _LENGTH = ("epochs", "max_steps", "patience")
 """Arguments of a recipe that can differ, because a training can be extended."""
+
+_COMPUTED = ("computed",)
+"""What descriptions say of the device, on which a training does not depend."""
 
 _Tensors = dict[str, dict[str, torch.Tensor]]
 """Tensors by part (model, best weights, optimiser) and name."""
@@ -49,18 +49,17 @@ class StateFile:
         self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, settings: Mapping[str, Any], total_steps: int
     ) -> None:
         self.file, self.recipe, self.total_steps = Path(str(recipe.checkpoint)) / STATE_FILE, recipe, total_steps
-        digest = 0
+        digests = []
         for group, texts in zip(data.groups, data.text_keys(), strict=True):
-            numbers = [None if column is None else tuple(column.tolist()) for column in (group.labels, group.targets)]
-            digest = zlib.crc32(repr((group.qid, group.query, texts, *numbers)).encode(), digest)
+            digests.append(key([group.qid, group.query, texts, group.labels, group.targets]))
         about = {
             **settings,
-            "recipe": {name: value for name, value in recipe.as_dict().items() if name not in _LENGTH},
-            "training data": digest,
+            "recipe": {name: value for name, value in _contents(recipe).items() if name not in _LENGTH},
+            "training data": digests,
             "starting weights": fingerprint(model.state_dict()),
             "trainable weights": sorted(name for name, value in model.named_parameters() if value.requires_grad),
         }
-        self.key, self.user_code = training_key(about)
+        self.key = key(about, without=_COMPUTED)
 
     def read(self) -> tuple[_Tensors, dict[str, Any]] | None:
         """Return the tensors and values of the state, if it exists; raise ValueError if it is from another training."""
@@ -75,7 +74,7 @@ class StateFile:
                     tensors[part][name] = file.get_tensor(key).clone()  # because the file will be replaced
         except SafetensorError as error:
             raise ValueError(f"{str(self.file)!r} is damaged: delete it to start again ({error})") from error
-        check_same(values.get("key"), self.key, self.user_code, self.file.parent)
+        check_same(values.get("key"), self.key, self.file.parent)
         total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
             lengths = ((steps, patience), (total, self.recipe.patience))
@@ -97,37 +96,33 @@ class StateFile:
 
 
 def training_settings(model: Any, *data: pd.DataFrame | None) -> dict[str, Any]:
-    """Return class, recipe, text loader and arguments of a model, and digests of its data.
+    """Return class, recipe and arguments of a model, and digests of its data.
 
-    The name of the checkpoint is left out, because the starting weights are compared.
+    The name of the checkpoint is left out, because the starting weights are compared, and the text loader, because the
+    texts are: those in the frames, and those that the training set had read.
     """
     return {
         "class": type(model),
         "arguments": arguments_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"]),
-        "recipe": model.recipe.as_dict(),
-        "augment": model.recipe.augment,
-        "loss": LOSSES[model.recipe.loss].compute,
-        "text loader": model.text_loader,
+        "head": type(model.model.head),
+        "scorer": None if isinstance(model.backbone, str | Path) else model.backbone,
+        "recipe": _contents(model.recipe),
         "data": [None if frame is None else frame_digest(frame) for frame in data],
     }
 
 
-def training_key(about: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the key of a training, independent of the device, and the names of user code (identified by name)."""
-    user_code: list[str] = []
-    return key(about, without=("computed",), user_code=user_code), ", ".join(dict.fromkeys(user_code))
+def _contents(recipe: TrainingArgs) -> dict[str, Any]:
+    """Return the arguments of a recipe with their functions, which count by their source text."""
+    return {**recipe.as_dict(), "augment": recipe.augment, "loss": [recipe.loss, LOSSES[recipe.loss].compute]}
 
 
-def check_same(stored: str | None, expected: str, user_code: str, folder: Path) -> None:
-    """Refuse a folder of another training; warn about user code, which may have changed."""
+def check_same(stored: str | None, expected: str, folder: Path) -> None:
+    """Refuse a folder of another training."""
     if stored != expected:
         raise ValueError(
             f"{str(folder)!r} holds another training, with another model, recipe, data or other starting weights: "
             f"create the model as before, or use another folder"
         )
-    if user_code:
-        code = f"the code of {user_code} may have changed since"
-        warn(f"{str(folder)!r} has an earlier training; {code}. To start again, delete the folder", UserWarning)
 
 
 # Models in folders: finished ones are read, unfinished ones continue.
@@ -177,9 +172,9 @@ def fit_or_load(
     # Judged documents added by the recipe must be the same too, with their texts.
     data = data._replace(run=training_run(model, data.run, data.qrels))
     start = {"starting weights": fingerprint(model.model.state_dict())}
-    current_key, user_code = training_key({**training_settings(model, *data), **start, **(about or {})})
+    current_key = key({**training_settings(model, *data), **start, **(about or {})}, without=_COMPUTED)
     if (folder / FINISHED).is_file():
-        check_same(json.loads((folder / FINISHED).read_text("utf-8")), current_key, user_code, folder)
+        check_same(json.loads((folder / FINISHED).read_text("utf-8")), current_key, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
     old_recipe = model.training
     model.training = replace(model.recipe, checkpoint=folder / _STATE)

@@ -96,19 +96,6 @@ def test_the_interval_of_a_ratio_resamples_the_same_queries_in_both_groups():
     assert (row["low"], row["ratio"], row["high"]) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_a_group_of_one_query_has_no_p_value():
-    one = POSITIONS.assign(first_token=[50] + [900] * 19)
-    (row,) = ld.effectiveness_by_position(experiment({"m": FALLING}), one, edges=[0, 512]).ratios.to_dict("records")
-    assert (row["best"], row["best group"]) == (1.0, "0 to < 512")
-    assert np.isnan(row["p-value"])
-
-
-def test_a_group_without_any_success_has_no_ratio():
-    (row,) = PositionEffectiveness({"all": experiment({"m": [1 / 20] * 3})}).ratios.to_dict("records")
-    assert row["best"] == 0.0
-    assert np.isnan([row[name] for name in ("ratio", "low", "high", "psi")]).all()
-
-
 @pytest.mark.parametrize("length", [400, 1000, 10_000])
 def test_groups_without_edges_are_quarters_of_the_document_length(length):
     results = experiment({"m": MIXED})
@@ -131,13 +118,6 @@ def test_the_first_position_of_a_query_counts_and_one_without_is_left_out():
         "100 to < 950": results.qids[:10],
         ">= 950": results.qids[10:19],
     }
-
-
-def test_the_plot_of_groups_of_one_query_says_that_nothing_is_tested():
-    results = experiment({"m": MIXED})
-    found = PositionEffectiveness({"early": results.subset(["q0"]), "far": results.subset(["q1"])})
-    assert found.ratios["p-value"].isna().all()
-    assert "not tested" in found.plot().get_legend().get_texts()[-1].get_text()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyterrier_longdoc.analysis import best_chunk, first_above
-from pyterrier_longdoc.analysis.estimators import JudgedDocument, threshold_effect
+from pyterrier_longdoc.analysis.estimators import JudgedDocument
 
 NAN = float("nan")
 
@@ -43,24 +43,3 @@ def document(*numbers: float) -> JudgedDocument:
     spans = [(10 * i, 10 * i + 10) for i in range(len(numbers))]
     values = np.array(numbers, dtype=float)
     return JudgedDocument(10 * len(numbers), [(span, span) for span in spans], len(numbers), values)
-
-
-def test_the_effect_of_a_threshold_is_the_median_position_half_a_deviation_lower_and_higher():
-    documents = [document(1.0, 1.9, 2.1, 9.0), document(0.0, 2.05, 9.0, 0.0), document(0.0, 0.0, 0.0, 0.0)]
-    numbers = np.concatenate([each.numbers for each in documents])
-    assert 1.5 < 0.5 * numbers.std() < 2.0
-    # From 2.05 down to the chunk with 1, and from 1.9 up to those with 9. The third document never has any.
-    assert threshold_effect(documents, 2.0).tolist() == [5, 15, 25]
-
-
-def test_a_threshold_between_two_grades_has_no_effect():
-    graded = [document(0, 1, 0, 3), document(0, 0, 2, 0), document(0, 0, 0, 1)]
-    assert threshold_effect(graded, 0).tolist() == [20, 20, 20]
-    assert threshold_effect([document(0, 3, 0, 3), document(3, 0, 0, 3)], 0).tolist() == [5, 5, 5]
-
-
-def test_a_threshold_that_no_chunk_exceeds_or_unjudged_chunks_have_no_known_effect():
-    graded = [document(0, 1, 0, 3), document(0, 0, 2, 0), document(0, 0, 0, 1)]
-    assert threshold_effect(graded, 3) is None
-    stopped = JudgedDocument(40, graded[0].chunks, 4, np.array([0.0, 1.0]))
-    assert threshold_effect([*graded, stopped], 0) is None

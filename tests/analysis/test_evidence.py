@@ -106,18 +106,6 @@ def test_windows_of_models_are_compared_with_the_gold_text(name, changes):
     assert found.tolist() == ["fish" in text[start:end], False, pytest.approx(share), reads_it]
 
 
-def test_text_between_key_blocks_does_not_count_as_found():
-    text = "a red fish " + FILLER + "a red fish"
-    pairs = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": [text]})
-    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.GreedyChunks(3))
-    explained = make("FirstP", preselect=blocks, explain=True)(pairs)
-    place = text.index("walk")
-    for start, found in ((place, 0.0), (0, 1.0), (len(text) - 4, 1.0)):
-        assert (
-            ld.evidence_recall(explained, gold(("1", "a", start, start + 4)), 2).values.loc[0, "model"].item() == found
-        )
-
-
 @pytest.mark.parametrize(
     ("results", "k", "message"),
     [

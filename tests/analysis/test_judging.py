@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import warnings
 
@@ -118,14 +117,6 @@ def test_chunks_beyond_max_chunks_cause_a_warning():
     assert out["judged_share"].tolist() == pytest.approx([2 / 8, 1], abs=0.01)
 
 
-def test_brackets_and_braces_in_query_and_text_are_harmless_in_the_prompt():
-    model = Scripted("grade: 1")
-    RelevanceJudge(model)(frame("a text\nwith [3] and {query}"))
-    content = model.asked[0][-1]["content"]
-    assert "Query: wet (1) cats" in content
-    assert "Text: a text with (3) and {query}" in content
-
-
 def test_an_unreadable_grade_is_asked_for_again():
     model = Scripted("no", "grade: 2")
     assert RelevanceJudge(model, retries=1).grade("q", "text") == 2
@@ -166,14 +157,6 @@ def test_a_judge_keeps_rows_and_columns_and_replaces_labels(judge, results):
     assert out["label"].tolist() == [0] * 5
 
 
-def test_judgements_do_not_depend_on_the_order_of_rows(judge, results):
-    pd.testing.assert_frame_equal(judge(results.iloc[::-1]).iloc[::-1], judge(results))
-
-
-def test_a_judge_can_be_pickled(judge, results):
-    pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(judge))(results), judge(results))
-
-
 def test_an_empty_frame_gets_the_columns_of_judgements(judge, results):
     empty, out = judge(results.iloc[:0]), judge(results)
     assert set(empty.columns) == {*results.columns, *JUDGEMENT_COLUMNS}
@@ -204,8 +187,3 @@ def test_agreement_is_cohens_kappa_of_all_grades_and_of_relevance_from_a_grade()
     assert found["weighted kappa"] > found["kappa"]
     strict = agreement(MODEL, HUMAN, relevant_from=3)
     assert strict["binary kappa"] == pytest.approx((6 / 7 - (5 * 6 + 2 * 1) / 49) / (1 - (5 * 6 + 2 * 1) / 49))
-
-
-def test_agreement_without_a_common_pair_is_refused():
-    with pytest.raises(ValueError, match="in common"):
-        agreement(MODEL.assign(qid="other"), HUMAN)

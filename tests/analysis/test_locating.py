@@ -196,8 +196,3 @@ def test_a_match_is_the_span_with_the_fewest_edits(passage, document):
 
 
 # Settings, libraries.
-
-
-def test_a_substring_of_less_than_half_the_passage_is_refused():
-    with pytest.raises(ValueError, match="substring"):
-        ld.PassageLocator(substring=0.4)

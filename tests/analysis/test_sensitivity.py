@@ -174,15 +174,6 @@ def test_scores_are_those_of_the_moved_documents(cross_encoder):
     assert (found["first_token"] == 0).tolist() == [True, False] * 3
 
 
-def test_estimated_positions_can_be_used_as_gold():
-    found = ld.relevant_positions(
-        TOPICS, KNOWN.qrels, CORPUS, passages=KNOWN.passages, locator=ld.PassageLocator(min_words=4)
-    ).matched
-    assert found["first_token"].tolist() == GOLD["first_token"].tolist()
-    by_estimate, by_gold = (ld.position_sensitivity(reader(300), TOPICS, CORPUS, at).scores for at in (found, GOLD))
-    pd.testing.assert_frame_equal(by_estimate, by_gold)
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

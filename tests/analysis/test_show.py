@@ -80,20 +80,6 @@ def test_a_ranking_is_saved_as_a_page(tmp_path):
     assert saved.endswith(shown._repr_html_())
 
 
-@pytest.mark.parametrize(
-    ("text", "end", "shaded"), [(TEXT, 7, TEXT[:8]), ("长文档排序模型", 3, "长文档")], ids=["words", "no spaces"]
-)
-def test_a_shade_ends_with_a_word_or_else_with_its_window(text, end, shaded):
-    frame = ranking(text=text, window_spans=[(0, end)], window_scores=[1.0], window_weights=[1.0])
-    assert page(ld.show(frame)).pieces[0][0] == shaded
-
-
-def test_the_bar_of_the_best_window_ends_where_it_ends():
-    frame = ranking(window_spans=[(0, 38), (9, 18)], window_scores=[1.0, 3.0], window_weights=[0.5, 0.5])
-    bars = re.findall(r'class="part best">.*?class="text">(.*?)</div></div>', ld.show(frame)._repr_html_())
-    assert [re.sub("<.*?>", "", bar) for bar in bars] == [TEXT[9:18]]
-
-
 def test_weights_shade_within_a_document():
     shades = [shade for _, shade, _ in page(ld.show(ranking(), by="weight")).pieces if shade is not None]
     assert shades == pytest.approx([STRONGEST * 0.4, STRONGEST, STRONGEST, STRONGEST * 0.6], abs=1e-3)
@@ -140,15 +126,6 @@ def test_the_whole_text_is_shown_whatever_the_windows(text, ends):
 def test_a_ranking_is_printed_as_text():
     shown = repr(ld.show(ranking()))
     assert all(part in shown for part in ("what <is> it", "d1", "2.000", TEXT[9:18].strip()))
-
-
-def test_documents_limits_how_many_are_shown():
-    several = pd.concat([ranking(), ranking(docno="d2", rank=1, score=1.0, label=1)], ignore_index=True)
-    shown = repr(ld.show(several, documents=1))
-    assert "d2" not in shown
-    assert "documents=2" in shown
-    assert "1  d2  (score 1.000, label 1)" in repr(ld.show(several))
-    assert ld.show(several)._repr_html_().count('<details class="document" open>') == 1
 
 
 def test_a_document_without_windows_is_shown_as_unread():

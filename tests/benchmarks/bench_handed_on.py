@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyterrier as pt
+from scipy.special import expit
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.packaged import ENCODER
@@ -34,6 +35,7 @@ from pyterrier_longdoc.experiment.significance import Statistics, resampled_mean
 from pyterrier_longdoc.modelling.tokens import TokenizedText, tokenized
 from pyterrier_longdoc.rerankers.calibrated import FEWEST
 
+from .bench_int8 import calibration_error
 from .questions import candidates
 
 DEPTH = 10
@@ -52,7 +54,7 @@ def results_of(dataset: Any, queries: int, skip: int, file: Path) -> pd.DataFram
     texts = {str(docno): str(row["text"]) for docno, row in dataset.documents.items()}
     run = candidates(texts, test.iloc[skip : skip + queries], DEPTH).rename(columns={"score": "bm25"})
     model = ld.MaxP.load("longdoc:maxp", dtype="float32", explain=True)
-    selector = ld.BM25Windows.from_texts(texts.values(), 1)
+    selector = ld.BM25Windows(1)
     kept = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     done = {json.loads(line)["qid"] for line in kept}
     left = [qid for qid in run["qid"].unique() if qid not in done]
@@ -160,13 +162,13 @@ def calibration(results: dict[str, pd.DataFrame], qrels: dict[str, pd.DataFrame]
             there = target[~target["qid"].isin(halves[other])] if name == other else target
             if (here.merge(qrels[name], on=["qid", "docno"])["label"] > 0).sum() < FEWEST:
                 continue
-            before = ld.reliability(there.assign(probability=1 / (1 + np.exp(-there["score"]))), qrels[other])
+            before = calibration_error(there.assign(probability=expit(there["score"])), qrels[other])
             for method in ("platt", "isotonic"):
                 for explained in (False, True):
                     drop = [] if explained else ["window_scores"]
                     model = ld.Calibrated(scores, method=method).fit(here.drop(columns=drop), qrels[name])
-                    after = ld.reliability(model(there.drop(columns=drop)), qrels[other])
-                    errors = [f"{each.error:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (before, after)]
+                    after = calibration_error(model(there.drop(columns=drop)), qrels[other])
+                    errors = f"{before:.3f}", f"{after:.3f}"
                     rows.append([name, other, method, "yes" if explained else "no", *errors])
     return pd.DataFrame(rows, columns=["fit on", "tried on", "method", "windows", "before", "after"])
 

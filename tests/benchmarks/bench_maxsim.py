@@ -4,8 +4,8 @@
     python -m tests.benchmarks.bench_maxsim quality MODEL COLLECTION [--task passages] [--queries 100]
 
 `cost`: seconds for a query over the same documents of `longdoc:docstrings` with at least so many tokens: the first
-query, another one with the vectors in memory, and another one with the vectors on disk alone, as a new process has
-them; and the bytes of a token on disk. Weights do not matter: MaxSim has the packaged encoder with a random projection.
+query, and another one with the vectors in memory. Weights do not matter: MaxSim has the packaged encoder with a random
+projection.
 
 `quality`: MODEL is a folder that `MaxSim.save` wrote, COLLECTION one with gold text or judgements (a folder as
 `longdoc:folder:PATH` reads it). nDCG@10 on its test split over BM25's best documents, or passages, alone and in a sum
@@ -18,12 +18,9 @@ Needs the extra `demo`. All figures are in float32.
 from __future__ import annotations
 
 import argparse
-import sqlite3
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +55,16 @@ def seconds(model: Any, query: str, texts: list[str]) -> float:
     return time.process_time() - start
 
 
-def cost_of(make: Callable[[], Any], texts: list[str], queries: list[str], disk: Path | None) -> dict[str, Any]:
+def cost_of(make: Callable[[], Any], texts: list[str], queries: list[str]) -> dict[str, Any]:
     """Mean seconds over queries: the first one of a document's life, and later ones."""
-    times: dict[str, list[float]] = {"first": [], "again": [], "from disk": []}
+    times: dict[str, list[float]] = {"first": [], "again": []}
     for number, query in enumerate(queries):
         forget_embeddings()
-        if disk is not None:
-            disk.unlink(missing_ok=True)
         model = make()
         seconds(model, "warm up", ["a text"])
         times["first"].append(seconds(model, query, texts))
         times["again"].append(seconds(model, f"{query} {number}", texts))
-        if disk is not None:
-            forget_embeddings()
-            seconds(model, "warm up", ["a text"])
-            times["from disk"].append(seconds(model, f"{query} disk", texts))
-    means = {name: sum(values) / len(values) if values else None for name, values in times.items()}
+    means = {name: sum(values) / len(values) for name, values in times.items()}
     return {**means, "again/first": means["again"] / means["first"]}
 
 
@@ -88,28 +79,15 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
         if args.tokens <= size < 2 * args.tokens and len(texts) < args.documents:
             texts, tokens = [*texts, row["text"]], tokens + size
     queries = dataset.get_topics("test")["query"].head(args.queries).tolist()
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        disk = Path(scratch) / "vectors"
-        models: dict[str, tuple[Callable[[], Any], Path | None]] = {
-            "MaxP": (lambda: maxp, None),
-            f"MaxP, best {READ} windows": (lambda: best_maxp, None),
-            "BiEncoder": (lambda: ld.BiEncoder(ENCODER, **FP32), None),
-            "MaxSim": (lambda: ld.MaxSim(ENCODER, **FP32), None),
-            f"MaxSim, best {READ} windows": (lambda: ld.MaxSim(ENCODER, window_size=100, stride=80, **best), None),
-            "MaxSim, windows of 180": (lambda: ld.MaxSim(ENCODER, window_size=180, **FP32), None),
-            "MaxSim, on disk": (lambda: ld.MaxSim(ENCODER, vector_cache=disk, **FP32), disk),
-        }
-        for pooling in (2, 4):
-            make = partial(ld.MaxSim, ENCODER, vector_cache=disk, token_pooling=pooling, **FP32)
-            models[f"MaxSim, on disk, pooling {pooling}"] = (make, disk)
-        for name, (make, file) in models.items():
-            row = {"model": name, **cost_of(make, texts, queries, file)}
-            if file is not None:
-                with sqlite3.connect(file) as connection:
-                    (stored,) = connection.execute("SELECT sum(size) FROM arrays").fetchone()
-                row["bytes/token"] = round(stored / tokens)
-            rows.append(row)
+    models: dict[str, Callable[[], Any]] = {
+        "MaxP": lambda: maxp,
+        f"MaxP, best {READ} windows": lambda: best_maxp,
+        "BiEncoder": lambda: ld.BiEncoder(ENCODER, **FP32),
+        "MaxSim": lambda: ld.MaxSim(ENCODER, **FP32),
+        f"MaxSim, best {READ} windows": lambda: ld.MaxSim(ENCODER, window_size=100, stride=80, **best),
+        "MaxSim, windows of 180": lambda: ld.MaxSim(ENCODER, window_size=180, **FP32),
+    }
+    rows = [{"model": name, **cost_of(make, texts, queries)} for name, make in models.items()]
     print(f"{len(texts)} documents, {tokens} tokens, {len(queries)} queries; CPU seconds for all documents")
     return pd.DataFrame(rows)
 
@@ -130,7 +108,7 @@ def systems_of(model: str, *, selectors: bool) -> dict[str, Any]:
         "BM25Windows": ld.BM25Windows(SELECTED),
         "EmbeddingWindows": ld.EmbeddingWindows(SELECTED, ld.BiEncoder(ENCODER, **FP32)),
         "CrossEncoderWindows": ld.CrossEncoderWindows(SELECTED, firstp),
-        "MaxSimWindows": ld.MaxSimWindows(SELECTED, late),
+        "MaxSim": ld.CrossEncoderWindows(SELECTED, late),
     }
     for name, selector in chosen_by.items():
         systems[f"MaxP, {name}"] = ld.CrossEncoder.load("longdoc:maxp", preselect=selector, **FP32)
@@ -169,7 +147,7 @@ def show_evidence(model: str, systems: dict[str, Any], questions: Questions) -> 
     by_window = {
         "CrossEncoderWindows": systems["MaxP"],
         "EmbeddingWindows": systems["BiEncoder"],
-        "MaxSimWindows": ld.MaxSim.load(model, windows=systems["MaxP"].make_windows(), **WHOLE, **FP32),
+        "MaxSim": ld.MaxSim.load(model, windows=systems["MaxP"].make_windows(), **WHOLE, **FP32),
     }
     for scorer in by_window.values():
         scorer.explain = True

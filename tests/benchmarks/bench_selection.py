@@ -1,7 +1,6 @@
 """What it costs and saves to read only the k best windows of a document: selector by k, beside reading all.
 
     python tests/benchmarks/bench_selection.py [--topics 100] [--k 1 2 3 5] [--encoder none] [--threads 2]
-    python tests/benchmarks/bench_selection.py --gold PATH/medquad [--topics 200] [--scored 60] [--k 3]
 
 The packaged MaxP reranks BM25's best 20 documents of `longdoc:docstrings` among those with more than 1,500 tokens, and
 is judged by the relevant ones among these. Documents/s are those of one `transform` with everything loaded and nothing
@@ -9,10 +8,7 @@ remembered; "embedding, indexed" has the windows' embeddings from an earlier run
 windows has a p-value (paired t-test, corrected by Holm over the table). MaxP and the bi-encoder of the default are
 equally large: on so small a model, selection by embeddings that are not indexed cannot save time.
 
-`--gold` compares the selectors that compute no layer of a model on dev questions with gold text: how often a right
-document's best window, or one of its best three, overlaps the gold text, with the paired difference from BM25Windows
-and its 95 % interval; and nDCG@10 of the first `--scored` questions when the model reads the best `k` windows of BM25's
-ten best documents, with the CPU seconds of selection and model together. Needs the extra `demo`.
+Needs the extra `demo`.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ from typing import Any
 
 import pandas as pd
 import pyterrier as pt
-import questions
 import torch
 from ir_measures import nDCG
 
@@ -98,53 +93,18 @@ def by_cost(args: argparse.Namespace, model: Any) -> None:
     print(table.round({"docs/s": 1, "speed-up": 2, "windows": 2}).round(4).to_string(index=False))
 
 
-def by_gold(args: argparse.Namespace, model: Any) -> None:
-    """Print evidence@1 and @3 of selectors on dev questions, and nDCG@10 of the model over the windows they choose."""
-    asked = questions.Questions(args.gold, "dev", args.topics)
-    rows = asked.placed[["qid", "docno"]].drop_duplicates().merge(asked.topics, on="qid")
-    rows["text"] = rows["docno"].map(asked.texts)
-    texts = tokenize(model.model.tokenizer, rows["text"].tolist(), offsets=True)
-    spans = list(map(model.make_windows(), texts))
-    windows = sum(map(len, spans)) / len(spans)
-    print(f"{args.gold.name}: {len(asked.topics)} questions, {windows:.0f} windows a document")
-    places = [list(map(text.characters, windows)) for text, windows in zip(texts, spans, strict=True)]
-    scored = asked.topics.head(args.scored)
-    found = questions.candidates(asked.texts, scored, 10)
-    selectors = (ld.BM25Windows(max(args.k)), ld.WordEmbeddingWindows(max(args.k), ld.MaxP.load(MODEL)))
-    chosen, runs = {}, {"BM25": found}
-    for selector in selectors:
-        name = type(selector).__name__
-        selector.scores(["a"], texts[:1], spans[:1])  # loads everything
-        begin = time.process_time()
-        scores = selector.scores(rows["query"].tolist(), texts, spans)
-        per_document = 1000 * (time.process_time() - begin) / len(rows)
-        chosen[name] = rows.assign(window_spans=places, window_scores=scores)
-        model.preselect = selector
-        begin = time.process_time()
-        runs[name] = model.transform(found)
-        print(f"{name}: {per_document:.1f} ms a document; {time.process_time() - begin:.0f} CPU s with {MODEL}")
-    evidence = ld.evidence_recall(chosen, asked.placed)
-    print(evidence.table.round(3).to_string(index=False))
-    columns = ["name", "reference", "measure", "difference", "low", "high", "p-value"]
-    print(evidence.comparisons[columns].round(3).to_string(index=False))
-    result = ld.Experiment(runs, scored, asked.qrels, [nDCG @ 10], baseline="BM25Windows")
-    print(result.means.round(4).to_string(), result.comparisons[columns].round(4).to_string(index=False), sep="\n")
-
-
 def main() -> None:
-    """Prints one of the tables."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=100, help="sample so many; 0 takes all")
     parser.add_argument("--k", type=int, nargs="*", default=[1, 2, 3, 5])
     parser.add_argument("--encoder", default="longdoc:minilm-l6", help="of the bi-encoder; 'none' leaves it out")
-    parser.add_argument("--gold", type=Path, help="folder of a collection with gold text and splits, to choose by")
-    parser.add_argument("--scored", type=int, default=60, help="questions with --gold that the model reads windows for")
     parser.add_argument("--threads", type=int, help="of torch")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", message=".*did not read ")
-    (by_gold if args.gold else by_cost)(args, ld.MaxP.load(MODEL))
+    by_cost(args, ld.MaxP.load(MODEL))
 
 
 if __name__ == "__main__":

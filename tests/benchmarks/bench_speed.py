@@ -51,7 +51,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import has_bfloat16
-from pyterrier_longdoc.modelling.runtimes import ByPosition, Form, Inputs, compiled, converted
+from pyterrier_longdoc.modelling.runtimes import BackboneInputs, ByPosition, Form, compiled, converted
 from pyterrier_longdoc.modelling.tokens import tokenize
 from tests.support import memory
 
@@ -128,7 +128,7 @@ def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Set
         forget_embeddings()
         return model(frame.head(rows))["score"].to_numpy()
 
-    return Setting(name, score, lambda: model.coverage.documents_cut)
+    return Setting(name, score, lambda: model.coverage.pairs_truncated)
 
 
 def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]]) -> Setting:
@@ -187,7 +187,7 @@ def openvino_int8(graph: Any, batches: list[list[np.ndarray]]) -> Any:
     return nncf.quantize(graph, nncf.Dataset(batches), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
 
 
-def openvino_form(encoder: Any, batches: list[Inputs], *, int8: bool) -> Form:
+def openvino_form(encoder: Any, batches: list[BackboneInputs], *, int8: bool) -> Form:
     """The encoder in OpenVINO."""
     graph = converted(encoder, NAMES)
     if int8:
@@ -195,7 +195,7 @@ def openvino_form(encoder: Any, batches: list[Inputs], *, int8: bool) -> Form:
     return compiled(graph, torch.float32)
 
 
-def onnx_form(encoder: Any, batches: list[Inputs], *, int8: bool) -> Form:
+def onnx_form(encoder: Any, batches: list[BackboneInputs], *, int8: bool) -> Form:
     """The encoder in ONNX Runtime."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic

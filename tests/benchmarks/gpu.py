@@ -174,7 +174,7 @@ def ours(folder: str, run: pd.DataFrame, longest: int, args: argparse.Namespace)
     def score() -> np.ndarray:
         forget_embeddings()
         found = model(run)["score"].to_numpy()
-        if model.coverage.documents_cut:
+        if model.coverage.pairs_truncated:
             raise RuntimeError(f"not all was read: {model.coverage}")
         return found
 

@@ -20,6 +20,7 @@ place of MS MARCO, a MiniLM in place of each backbone, two steps of training. It
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ import pyterrier as pt
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.demo import first_stage
-from pyterrier_longdoc.training import fit_seeds
 
 TEST_SETS = {"dev RR": ("RR@100", ["dev"]), "DL nDCG@10": ("nDCG@10", ["trec-dl-2019/judged", "trec-dl-2020/judged"])}
 """The measure and the parts of the collection behind a published figure."""
@@ -92,13 +92,12 @@ def main() -> None:
     models = {}
     for name in args.presets:
         make = partial(ld.presets[name], **options)
-        if hasattr(make(), "fit"):
+        models[name] = make()
+        if hasattr(models[name], "fit"):
             train = part_of(["train"], args.train_queries)
             kept = folder / f"{name}-{args.train_queries or 'all'}"
-            make = partial(make, training=recipe)
-            (models[name],) = fit_seeds(make, [0], train.candidates, train.qrels, folder=kept).values()
-        else:
-            models[name] = make()
+            models[name] = make(seed=0, training=replace(recipe, seed=0, checkpoint=kept))
+            models[name].fit(train.candidates, train.qrels)
 
     partners = {name: ld.presets[name].partner for name in args.presets}
     for figure, (measure, names) in TEST_SETS.items():
@@ -113,6 +112,7 @@ def main() -> None:
             baseline="candidates",
             partner={name: partner for name, partner in partners.items() if partner in models},
             save_dir=folder / f"{figure.replace(' ', '-')}-{args.train_queries or 'all'}-{queries or 'all'}",
+            save_mode="reuse",
             verbose=True,
         )
         published = pd.Series({name: ld.presets[name].published.get(figure) for name in args.presets})

@@ -73,13 +73,13 @@ def scores_of(model: Any, frame: pd.DataFrame) -> Values:
     return values
 
 
-def score_of_a_copy(model: Any, frame: pd.DataFrame, *, adapter: bool = False) -> tuple[np.ndarray, Values]:
+def score_of_a_copy(model: Any, frame: pd.DataFrame) -> tuple[np.ndarray, Values]:
     """The scores of a saved and loaded copy, and digests of the weights.
 
     Weights are taken in the order of their values, so that other names in the file change no more than `names`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        (model.save_adapter if adapter else model.save)(folder)
+        model.save(folder)
         files = sorted(Path(folder).rglob("*.safetensors"))
         weights = {f"{file.relative_to(folder)} {name}": t for file in files for name, t in load_file(file).items()}
         again = type(model).load(folder, **FP32).transform(frame)["score"].to_numpy(dtype="float64")
@@ -141,7 +141,6 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "MaxP words": minilm(ld.MaxP, windows=ld.SlidingWords(150, 100)),
     "MaxP BM25Windows": minilm(ld.MaxP, preselect=ld.BM25Windows(3)),
     "MaxP FirstK": minilm(ld.MaxP, preselect=ld.FirstK(2)),
-    "FirstP KeyBlocks": minilm(ld.FirstP, preselect=ld.KeyBlocks(ld.BM25Windows(7))),
     "MaxP EmbeddingWindows": minilm(ld.MaxP, preselect=ld.EmbeddingWindows(3, ld.BiEncoder(ENCODER, **FP32))),
     "MaxP CrossEncoderWindows": minilm(ld.MaxP, preselect=ld.CrossEncoderWindows(2, ld.FirstP(ENCODER, **FP32))),
     "MaxP explained": minilm(ld.MaxP, explain=True),
@@ -176,7 +175,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "BiEncoder avg": minilm(ld.BiEncoder, aggregation="avg", windows=ld.SentenceWindows(max_tokens=100)),
     "packaged FirstP": lambda _: ld.FirstP.load("longdoc:firstp", **FP32),
     "packaged MaxP": lambda _: ld.MaxP.load("longdoc:maxp", **SHORT),
-    "packaged AvgP": lambda _: ld.AvgP.load("longdoc:avgp", **SHORT),
+    "packaged AvgP": lambda _: ld.AvgP(ENCODER, window_size=100, **SHORT).start_from(ld.MaxP.load("longdoc:maxp")),
     "packaged PARADE attn": lambda _: ld.PARADE.load("longdoc:parade-attn", **SHORT),
     "LongP longformer": longp(LABELLED, "longformer"),
     "LongP longformer layout": longp(LABELLED, "longformer", layout="longformer"),
@@ -211,7 +210,7 @@ def configuration(name: str) -> Callable[[Run], Run]:
 
 
 TITLES: dict[str, Any] = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": 8}
-NO_TITLES = ("Birch", "LongP", "NeuralModel1", "TKL")
+NO_TITLES = ("Birch", "LongP", "NeuralModel1")
 """Kinds that refuse titles, or have no windows to repeat them in."""
 
 
@@ -244,7 +243,7 @@ CONFIGURATIONS |= {
 
 def selected(make: Callable[[], Any], cls: str, frame: pd.DataFrame, folder: Path) -> Values:
     """A choice of windows, of titled documents too, and saved with its model."""
-    sizes = {**FP32, "max_doc_len": 600, **({"window_size": 100} if cls == "FirstP" else {})}
+    sizes = {**FP32, "max_doc_len": 600}
     model = systems.make(cls, preselect=make(), explain=True, **sizes)
     values = scores_of(model, frame)
     values["loaded"], _ = score_of_a_copy(model, frame)
@@ -257,7 +256,6 @@ for name, make, cls in (
     ("BM25Windows", lambda: ld.BM25Windows(3), "PARADE-attn"),
     ("EmbeddingWindows", lambda: ld.EmbeddingWindows(3, systems.make("BiEncoder-max", **FP32)), "MaxP"),
     ("CrossEncoderWindows", lambda: ld.CrossEncoderWindows(2, ld.FirstP(tiny.encoder(), **FP32)), "MaxP"),
-    ("KeyBlocks", lambda: ld.KeyBlocks(ld.BM25Windows(4), blocks=ld.SlidingWindows(25, 25)), "FirstP"),
 ):
     CONFIGURATIONS[f"tiny, selected by {name}"] = partial(selected, make, cls)
 
@@ -280,21 +278,6 @@ for template, family, options in (
     ("yes-no", "qwen3", {"chat": tiny_answers.CHAT}),
 ):
     CONFIGURATIONS[f"template {template}"] = partial(answering, template, family, options)
-
-
-def over_vectors(frame: pd.DataFrame, folder: Path, **arguments: Any) -> Any:
-    """TKL over random vectors of the most frequent words of the texts."""
-    words = frame["text"].str.lower().str.findall(r"[a-z]+").explode().value_counts().index.sort_values()[:2000]
-    rng = np.random.default_rng(0)
-    lines = [f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=20))}\n" for word in words]
-    (folder / "vectors.txt").write_text("".join(lines))
-    return ld.TKL(folder / "vectors.txt", device="cpu", overlap=3, layers=1, max_doc_len=600, **arguments)
-
-
-@configuration("TKL over vectors")
-def tkl(frame: pd.DataFrame, folder: Path) -> Values:
-    """Explained."""
-    return scores_of(over_vectors(frame, folder, explain=True), frame)
 
 
 @configuration("score cache, read again")
@@ -363,24 +346,24 @@ def rotated(frame: pd.DataFrame, folder: Path) -> Values:
 RATES = {"encoder.": 1e-4, "": 1e-3}
 
 
-def after_training(model: Any, frame: pd.DataFrame, adapter: bool = False) -> Values:
+def after_training(model: Any, frame: pd.DataFrame) -> Values:
     """Losses, weights and scores after a fit, and whether a loaded copy scores the same."""
     number = frame.groupby("qid").cumcount()
     qrels = frame[["qid", "docno"]].assign(label=number.mod(3).eq(0).astype(int) + number.mod(6).eq(0))
     model.fit(frame.assign(teacher_score=np.sin(np.arange(len(frame)))), qrels)
     out = model.transform(frame)["score"].to_numpy(dtype="float64")
-    again, weights = score_of_a_copy(model, frame, adapter=adapter)
+    again, weights = score_of_a_copy(model, frame)
     losses = model.history["loss"].to_numpy(dtype="float64")
     return {"loss": losses, "trained score": out, "trained score, loaded": again, **weights}
 
 
-def trained(make: Callable[[Any, Path], Any], adapter: bool = False, **recipe: Any) -> Run:
+def trained(make: Callable[[Any, Path], Any], **recipe: Any) -> Run:
     """A training with a fixed seed."""
 
     def run(frame: pd.DataFrame, folder: Path) -> Values:
         settings = {"epochs": 20, "max_steps": 20, "queries_per_step": 1, "learning_rates": RATES, "seed": 7}
         torch.manual_seed(0)
-        return after_training(make(ld.TrainingArgs(**{**settings, **recipe}), folder), frame, adapter)
+        return after_training(make(ld.TrainingArgs(**{**settings, **recipe}), folder), frame)
 
     return run
 
@@ -402,7 +385,7 @@ TRAININGS = {
     ),
     "CEDR pacrr pointwise": trained(in_tiny(ld.CEDR, aggregation="pacrr"), sampling="pointwise", loss="pointwise_bce"),
     "listwise and rotated": trained(in_tiny(ld.AvgP), sampling="listwise", loss="lambda_loss", augment=rotate),
-    "LoRA as an adapter": trained(in_minilm(ld.MaxP, max_doc_len=150), adapter=True, lora=ld.Lora(rank=4), max_steps=5),
+    "LoRA": trained(in_minilm(ld.MaxP, max_doc_len=150), lora=ld.Lora(rank=4), max_steps=5),
 }
 for name, loss in LOSSES.items():
     kinds = {"loss": name, "sampling": "pairs" if loss.pairs else "listwise", "negatives": 3}
@@ -414,13 +397,6 @@ for name in systems.CROSS_ENCODERS:
         loss="ranknet",
     )
 CONFIGURATIONS |= {f"training, {name}": run for name, run in TRAININGS.items()}
-
-
-@configuration("training, TKL over vectors")
-def trained_tkl(frame: pd.DataFrame, folder: Path) -> Values:
-    """Five steps."""
-    recipe = ld.TrainingArgs(max_steps=5, epochs=5, queries_per_step=1, learning_rates={"": 1e-3}, loss="ranknet")
-    return after_training(over_vectors(frame, folder, training=recipe), frame)
 
 
 def documents(folder: Path) -> pd.DataFrame:

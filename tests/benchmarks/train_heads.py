@@ -8,7 +8,7 @@
    and others of BM25's best; of each the vectors of BM25's best windows, three or eight, by the encoder of the MaxP.
 2. `heads`: the encoder stays as it is, and only what stands above it learns, by cross entropy over a question's
    documents. PARADE's attention begins as a soft maximum of MaxP's scores.
-3. `package`: FirstP, MaxP and AvgP have the same weights; one adapter holds the encoder, the others stand upon it.
+3. `package`: FirstP and MaxP have the same weights; the MaxP's folder holds the encoder, to which the others refer.
 
 `windows` goes on where it was interrupted. Needs the extras `demo` and `train`.
 """
@@ -33,8 +33,10 @@ from torch.nn import functional
 from train_questions import COLLECTIONS, Collection, Passage, bm25, docstring_passages
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.common.files import replacing
 from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.modelling.compact import pack
 from pyterrier_longdoc.modelling.inputs import Encoded
 
 DOCUMENTS, DEPTH = 6, 15
@@ -184,24 +186,24 @@ def heads(folder: Path, name: str) -> None:
 
 
 def package(folder: Path, name: str) -> None:
-    """Write the adapters into the package."""
+    """Write the models into the package, in its compact format."""
     models, card = Path(ld.__file__).parent / "models", Path(__file__).with_name("packaged_card.md")
     trained = ld.MaxP.load(name)
     made: dict[str, Any] = {
         "maxp": ld.MaxP(ENCODER, **WINDOWS),
         "firstp": ld.FirstP(ENCODER),
-        "avgp": ld.AvgP(ENCODER, window_size=100),
     }
     for model in made.values():
         model.start_from(trained)
         model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
     made[HEAD] = ld.PARADE.load(folder / HEAD)
     for short, model in made.items():
-        upon = None if short == "maxp" else "longdoc:maxp"
-        if upon is not None:  # the very weights it stands upon, so that nothing of the encoder is stored again
-            model.model.encoder.load_state_dict(ld.MaxP.load(upon).model.encoder.state_dict())
+        encoder_of = None if short == "maxp" else "longdoc:maxp"
+        if encoder_of is not None:  # its very weights, so that nothing of the encoder is stored again
+            model.model.encoder.load_state_dict(ld.MaxP.load(encoder_of).model.encoder.state_dict())
         shutil.rmtree(models / short, ignore_errors=True)
-        model.save_adapter(models / short, upon=upon)
+        model.save(models / short)
+        pack(models / short, type(model)(**arguments_of(model)).model, encoder_of=encoder_of)
         with (models / short / "README.md").open("a", encoding="utf-8") as readme:
             readme.write(card.read_text(encoding="utf-8"))
         size = sum(file.stat().st_size for file in (models / short).iterdir())

@@ -52,6 +52,7 @@ from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.data.docstrings import folded
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
+from pyterrier_longdoc.modelling.compact import pack
 
 COLLECTIONS = ("squad", "newwiki", "fairytaleqa", "medquad", "nq")
 NEVER = ("time", "cranfield", "vaswani")
@@ -425,7 +426,8 @@ def package(folder: Path) -> None:
     """Write the MaxSim into the package, small."""
     arguments: dict[str, Any] = {"text_field": "text", "repeat": None, "max_doc_len": None, "training": None}
     model = ld.MaxSim.load(folder / "maxsim", **arguments)
-    before, state = ld.MaxSim(ENCODER, seed=model.seed).model.state_dict(), model.model.state_dict()
+    untrained = ld.MaxSim(ENCODER, seed=model.seed, device="cpu").model
+    before, state = untrained.state_dict(), model.model.state_dict()
     for name, value in state.items():
         if name.startswith("encoder.backbone.") and value.ndim == 2:
             u, s, v = torch.linalg.svd((value - before[name]).double(), full_matrices=False)
@@ -434,7 +436,8 @@ def package(folder: Path) -> None:
     model.model.load_state_dict(state)
     target = Path(ld.__file__).parent / "models" / "maxsim"
     shutil.rmtree(target, ignore_errors=True)
-    model.save_adapter(target)
+    model.save(target)
+    pack(target, untrained)
     with (target / "README.md").open("a", encoding="utf-8") as readme:
         readme.write(Path(__file__).with_name("packaged_card.md").read_text(encoding="utf-8"))
     print(f"longdoc:maxsim: {sum(file.stat().st_size for file in target.iterdir()) / 1e6:.2f} MB")

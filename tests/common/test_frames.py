@@ -10,8 +10,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc import analysis
 from pyterrier_longdoc.common.frames import relevance_of, with_text
 from pyterrier_longdoc.data import from_passage_qrels
-from pyterrier_longdoc.data.collection import TextLoader
-from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, fit_seeds, k_fold_fit, make_groups
+from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, k_fold_fit, make_groups
 
 from ..support import terrier
 
@@ -29,13 +28,11 @@ CALLS = {
     "Calibrated": lambda qrels: ld.Calibrated(pt.Transformer.identity()).fit(RUN, qrels),
     "fit": lambda qrels: ld.MaxP().fit(RUN, qrels),
     "validation": lambda qrels: ld.MaxP().fit(RUN, QRELS, RUN, qrels),
-    "fit_seeds": lambda qrels: fit_seeds(ld.MaxP(), [0], RUN, qrels),
     "fit_in_turn": lambda qrels: fit_in_turn(ld.MaxP(), [RUN], qrels, training=[ld.TrainingArgs()]),
     "k_fold_fit": lambda qrels: k_fold_fit(ld.MaxP(), RUN, qrels, [["q1"], ["q2"]]),
     "make_groups": lambda qrels: make_groups(RUN, qrels),
     "add_judged": lambda qrels: add_judged(RUN, qrels),
     "evaluate": lambda qrels: evaluate(RUN, qrels, "AP"),
-    "reliability": lambda qrels: ld.reliability(RUN, qrels),
     "relevant_positions": lambda qrels: ld.relevant_positions(
         TOPICS, qrels, DOCUMENTS, passages=TOPICS.assign(text="one")
     ),
@@ -106,19 +103,23 @@ def test_the_loader_of_a_dataset_or_an_index_gets_each_docno_once_as_a_string():
     pd.testing.assert_frame_equal(loaded.drop(columns="text"), ROWS)
 
 
-def test_any_other_loader_gets_all_rows_and_columns():
+def test_any_other_loader_is_called_once_with_all_rows_and_columns_but_docids():
     asked = Asked()
     with_text(ROWS, ["text"], asked.loader)
-    pd.testing.assert_frame_equal(asked.frames[0], ROWS)
+    (frame,) = asked.frames
+    pd.testing.assert_frame_equal(frame, ROWS.drop(columns="docid"))
 
 
-def test_a_text_loader_of_a_collection_gets_each_docno_once(monkeypatch):
-    frames, transform = [], TextLoader.transform
-    monkeypatch.setattr(TextLoader, "transform", lambda self, inp: frames.append(inp) or transform(self, inp))
-    loader = TextLoader({docno: {"text": f"text of {docno}"} for docno in ("7", "8")}, ["text"])
-    loaded = with_text(ROWS, ["text"], loader)
-    assert [frame.to_dict("list") for frame in frames] == [{"docno": ["7", "8"]}]
-    assert loaded["text"].tolist() == ["text of 7", "text of 8", "text of 7", "text of 7"]
+def test_a_loader_that_fails_is_called_once():
+    calls = []
+
+    def load(frame):
+        calls.append(len(frame))
+        raise RuntimeError("java.lang.ArrayIndexOutOfBoundsException: 7")
+
+    with pytest.raises(ValueError, match="text_loader"):
+        with_text(ROWS, ["text"], pt.apply.generic(load))
+    assert calls == [4]
 
 
 LOADERS = {"index": lambda index: index, "loader": lambda index: index.text_loader("text")}

@@ -1,27 +1,24 @@
-"""Equal keys: the same results. User code has no key."""
+"""Equal keys mean equal scores; what cannot be identified has no key."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.key import UserCodeError, description, key, version_of
-from pyterrier_longdoc.data import FolderDataset
-from pyterrier_longdoc.data.collection import TextLoader
+from pyterrier_longdoc.common.key import NoKeyError, description, frame_digest, key, own_models
 from pyterrier_longdoc.listwise import CallableBackend, Pointwise, RankGPT
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.repeat import FoldModels
 
-from ..support import own, synthetic
+from ..support import own
 from ..support.systems import make
 from ..support.toy import toy_task
 
-TOPICS, _ = synthetic.collection()
-RUN, OTHER = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 0.5, 1)
-SOME = pt.Transformer.from_df(RUN)
 TEXTS, JUDGED = toy_task(0, queries=6)
 TRAINING = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-2}, epochs=3)
 
@@ -31,12 +28,10 @@ TRAINING = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-2}, epochs=3)
 
 def test_the_folder_of_a_model_does_not_change_the_key(tmp_path, cross_encoder):
     model = make("MaxP", cross_encoder, training=TRAINING).fit(TEXTS, JUDGED)
-    folds = FoldModels([model], [TEXTS["qid"].unique().tolist()], TEXTS)
-    pipelines = (pt.Transformer.from_df(TEXTS) >> model % 3, 0.5 * model, folds)
-    before, names = list(map(key, pipelines)), (repr(model), repr(folds))
+    before, name = key(model), repr(model)
     model.save(tmp_path)
-    assert (repr(model), repr(folds)) != names
-    assert list(map(key, pipelines)) == before
+    assert repr(model) != name
+    assert key(model) == before
 
 
 @pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])
@@ -46,178 +41,191 @@ def test_settings_change_the_key(cross_encoder, changes):
     assert key(model) != key(make("MaxP", cross_encoder, **changes))
 
 
-def test_ignored_arguments_do_not_change_the_key(cross_encoder):
-    models = [make("MaxP", cross_encoder, text_loader=loader_of(text)) for text in ("one", "two")]
-    assert key(models[0]) != key(models[1])
-    assert key(models[0], without=("text_loader",)) == key(models[1], without=("text_loader",))
+def test_weights_change_the_key(cross_encoder):
+    model = make("MaxP", cross_encoder)
+    before = key(model)
+    with torch.no_grad():
+        model.model.head.final.bias += 1
+    assert key(model) != before
 
 
-# User code.
+def test_a_description_is_json(cross_encoder):
+    model = make("MaxP", cross_encoder, preselect=ld.FirstK(1))
+    assert json.loads(json.dumps(model.describe()))["class"] == "MaxP"
+
+
+def test_the_key_covers_precision_and_device_unless_they_are_left_out(cross_encoder):
+    exact, half = (make("MaxP", cross_encoder, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert key(exact) != key(half)
+    assert key(exact, without=("computed",)) == key(half, without=("computed",))
+
+
+def test_own_models_are_found_everywhere_in_a_pipeline(cross_encoder):
+    one, other = make("MaxP", cross_encoder), make("FirstP", cross_encoder)
+    calibrated = ld.Calibrated(pt.Transformer.identity() >> one)
+    folds = FoldModels([one, other], [["1"], ["2"]], TEXTS)
+    pipeline = ld.ZScore() + 2 * (pt.apply.generic(len) >> calibrated % 3) + pt.Transformer.identity() + folds
+    assert own_models(pipeline) == [calibrated, one, one, other]
+    assert own_models(pt.Transformer.identity()) == []
+
+
+# A user's functions and classes.
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
-def test_user_code_has_no_key_and_is_named(kind, cross_encoder):
-    make_edited, name = own.EDITED[kind]
-    model = make_edited(1, cross_encoder)
-    for pipeline in (model, SOME >> model, ld.Calibrated(model)):
-        with pytest.raises(UserCodeError, match=name):
-            key(pipeline)
+def test_a_users_class_counts_by_its_source_and_enclosing_values(kind, cross_encoder):
+    make_edited, _ = own.EDITED[kind]
+    one, again, other = (key(make_edited(sign, cross_encoder)) for sign in (1, 1, -1))
+    assert one == again != other
 
 
-def test_user_code_can_be_identified_by_its_name(cross_encoder):
-    make_edited, name = own.EDITED["windows"]
-    names = []
-    keys = {key(make_edited(sign, cross_encoder), user_code=names) for sign in (1, -1)}
-    assert len(keys) == 1
-    assert all(name in each for each in names)
+def shouted(text, rng):
+    return text.upper()
+
+
+def whispered(text, rng):
+    return text.lower()
+
+
+def scaled(factor):
+    def scale(text, rng):
+        return text * factor
+
+    return scale
+
+
+def test_functions_count_by_source_defaults_and_enclosing_values():
+    whispered.__qualname__ = "shouted"
+    try:
+        assert key(shouted) == key(shouted) != key(whispered)
+    finally:
+        whispered.__qualname__ = "whispered"
+    assert key(scaled(2)) == key(scaled(2)) != key(scaled(3))
+    assert key(partial(shouted, rng=1)) == key(partial(shouted, rng=1)) != key(partial(shouted, rng=2))
+
+
+def test_two_lambdas_of_a_line_have_no_key():
+    pair = [lambda queries, texts: [1.0], lambda queries, texts: [2.0]]
+    for function in pair:
+        with pytest.raises(NoKeyError, match="lambda"):
+            key(function)
+
+
+def test_code_without_source_is_refused_by_name():
+    namespace = {}
+    exec("def made(text, rng): return text", namespace)
+    with pytest.raises(NoKeyError, match="made"):
+        key(namespace["made"])
 
 
 def answer(messages):
     return "[1]"
 
 
-@pytest.mark.parametrize("cls", [RankGPT, Pointwise])
-@pytest.mark.parametrize("llm", [answer, ld.LLMClient(CallableBackend(answer))], ids=["function", "client"])
-def test_a_function_used_as_a_language_model_is_user_code(cls, llm):
-    with pytest.raises(UserCodeError, match="answer"):
-        key(cls(llm))
+def answer_2(messages):
+    return "[2]"
 
 
-NAMED = {
-    "RankGPT": lambda name: RankGPT(CallableBackend(answer, name=name)),
-    "Pointwise": lambda name: Pointwise(CallableBackend(answer, name=name)),
-    "PairScorer": lambda name: ld.MaxP(ld.PairScorer(answer, name=name)),
+SCORERS = {
+    "RankGPT": lambda function, name: RankGPT(CallableBackend(function, name=name)),
+    "Pointwise": lambda function, name: Pointwise(CallableBackend(function, name=name)),
+    "PairScorer": lambda function, name: ld.MaxP(ld.PairScorer(function, name=name)),
 }
 
 
-@pytest.mark.parametrize("make_stage", NAMED.values(), ids=NAMED)
-def test_a_function_with_a_given_name_is_identified_by_it(make_stage):
-    one, again, other = (key(make_stage(name)) for name in ("1", "1", "2"))
+@pytest.mark.parametrize("make_stage", SCORERS.values(), ids=SCORERS)
+def test_a_scoring_function_is_identified_by_its_name_or_by_its_source(make_stage):
+    one, again, other = (key(make_stage(answer, name)) for name in ("1", "1", "2"))
     assert one == again != other
+    assert key(make_stage(answer_2, "1")) == one
+    assert key(make_stage(answer, None)) == key(make_stage(answer, None)) != key(make_stage(answer_2, None))
 
 
-def test_a_function_that_scores_pairs_has_no_key_without_a_name():
-    with pytest.raises(ValueError, match="name"):
-        key(ld.MaxP(ld.PairScorer(answer)))
+def test_a_transformer_that_scores_pairs_needs_a_name():
+    scorer = pt.apply.doc_score(lambda row: 1.0)
+    with pytest.raises(NoKeyError, match="name="):
+        key(ld.MaxP(ld.PairScorer(scorer)))
+    assert key(ld.MaxP(ld.PairScorer(scorer, name="a"))) != key(ld.MaxP(ld.PairScorer(scorer, name="b")))
 
 
-@pytest.mark.parametrize("stage", [pt.apply.doc_score(lambda row: 1.0), pt.apply.generic(answer)])
-def test_functions_as_stages_have_no_key(stage):
-    for pipeline in (stage, (SOME >> stage) + SOME):
-        with pytest.raises(UserCodeError):
-            key(pipeline)
+# Everything else.
 
 
-VERSIONS = {"__main__": None, "tests.support.own": None, "json.decoder": "", "pyterrier.model": pt.__version__}
+def forest(seed):
+    ensemble = pytest.importorskip("sklearn.ensemble")
+    rows = np.random.default_rng(seed).random((20, 2))
+    return ensemble.RandomForestRegressor(n_estimators=2).fit(rows, rows[:, seed])
 
 
-@pytest.mark.parametrize(("module", "version"), VERSIONS.items())
-def test_code_outside_installed_packages_has_no_version(module, version):
-    assert version_of(module) == version
+UNKNOWN = {
+    "fitted learner": lambda: forest(0),
+    "pipeline with a learner": lambda: pt.ltr.apply_learned_model(forest(0)),
+    "torch module": lambda: torch.nn.Linear(2, 2),
+    "tensor": lambda: torch.zeros(2),
+    "bound method": lambda: torch.nn.Linear(2, 2).forward,
+    "function around a module": lambda: (lambda module: lambda queries, texts: module(texts))(torch.nn.Linear(2, 2)),
+    "other transformer": lambda: pt.Transformer.identity(),
+    "object": object,
+    "builtin": lambda: len,
+}
 
 
-# Transformers of other packages.
+@pytest.mark.parametrize("make_value", UNKNOWN.values(), ids=UNKNOWN)
+def test_other_objects_have_no_key(make_value):
+    for value in (make_value(), [make_value()], {"a": make_value()}):
+        with pytest.raises(NoKeyError):
+            key(value)
 
 
-class Plugin(pt.Transformer):
-    def __init__(self, k):
-        self.k = k
-
-    def transform(self, inp):
-        return inp
-
-
-class Talking(Plugin):
-    def describe(self):
-        return "a plugin"
+def test_different_plain_data_have_different_keys():
+    values = [None, "None", True, 1, 1.0, "1", [], {}, [None], ["a", "b"], [["a"], "b"], {"a": 1}, {1: "a"}, {"1": "a"}]
+    assert len({key(value) for value in values}) == len(values)
+    assert key({"a": 1, "b": {2, 3}}) == key({"b": {3, 2}, "a": 1})
+    assert description(np.float32(0.5)) == 0.5
 
 
-class Hiding(pt.Transformer):
-    def __init__(self, k):
-        self.hidden = k
-
-    def transform(self, inp):
-        return inp
-
-    def __repr__(self):
-        return f"Hiding({self.hidden})"
+# Frames.
 
 
-class Thing:
-    pass
+def column(*values, dtype=object):
+    return pd.DataFrame({"a": pd.Series(values, dtype=dtype)})
 
 
-@pytest.mark.parametrize("cls", [Plugin, Talking, Hiding])
-def test_transformers_of_installed_packages_are_identified_by_their_arguments(cls, tests_are_installed):
-    assert key(SOME >> cls(1)) == key(SOME >> cls(1)) != key(SOME >> cls(2))
+DIFFERENT = [
+    column("ab", "c"),
+    column("a", "bc"),
+    column("abc"),
+    column("c", "ab"),
+    column(None, "nan"),
+    column(np.nan, "nan"),
+    column("nan", "nan"),
+    column(pd.NA, "nan"),
+    column(["a", "b"]),
+    column("['a', 'b']"),
+    column({"a": [1]}),
+    column({"a": [2]}),
+    column(1, 2),
+    column(1, 2, dtype="int64"),
+    column(1, 2, dtype="float64"),
+    column("ab", "c").rename(columns={"a": "b"}),
+    column(np.arange(2000.0)),
+    column(np.append(np.arange(1999.0), 0)),
+]
 
 
-def test_another_version_of_a_package_has_another_key(tests_are_installed, monkeypatch):
-    before = key(Plugin(1))
-    monkeypatch.setattr("pyterrier_longdoc.common.key.version_of", lambda module: "2")
-    assert key(Plugin(1)) != before
+def test_different_frames_have_different_digests():
+    assert len(set(map(frame_digest, DIFFERENT))) == len(DIFFERENT)
+    assert list(map(frame_digest, DIFFERENT)) == [frame_digest(frame.copy()) for frame in DIFFERENT]
 
 
-def test_an_argument_without_a_repr_has_no_key(tests_are_installed):
-    with pytest.raises(UserCodeError, match="Thing"):
-        key(Plugin(Thing()))
+def test_ranks_count_but_not_the_index_and_the_order_of_columns():
+    frame = pd.DataFrame({"qid": ["1", "1"], "docno": ["a", "b"], "rank": [0, 1]})
+    assert frame_digest(frame) != frame_digest(frame.assign(rank=[1, 0]))
+    assert frame_digest(frame) == frame_digest(frame[["rank", "docno", "qid"]].set_index(pd.Index([7, 8])))
 
 
-def test_the_index_of_series_and_frames_changes_the_key(tests_are_installed):
-    labels, others = pd.Series([1.0, 2.0], ["d1", "d2"]), pd.Series([1.0, 2.0], ["d2", "d1"])
-    assert key(Plugin(labels)) != key(Plugin(others))
-    assert key(Plugin(labels.to_frame())) != key(Plugin(others.to_frame()))
-
-
-def test_the_order_of_sets_does_not_change_the_key(tests_are_installed):
-    assert description(Plugin(set("bca")))["arguments"] == {"k": ["a", "b", "c"]}
-
-
-# What feeds them.
-
-
-def test_contents_of_frames_change_the_key():
-    vectors = [np.full(2000, float(i)) for i in range(len(RUN))]
-    changed = [vector.copy() for vector in vectors]
-    changed[3][1000] = -1.0
-    frames = [RUN, OTHER, RUN.assign(text="more"), RUN.assign(vector=vectors), RUN.assign(vector=changed)]
-    keys = [key(pt.Transformer.from_df(frame)) for frame in frames]
-    assert len(set(keys)) == 5
-    assert key(pt.Transformer.from_df(RUN.copy())) == keys[0]
-
-
-def loader_of(text):
-    return TextLoader({"d1": {"docno": "d1", "text": text}}, ["text"])
-
-
-def test_texts_of_a_loader_change_the_key(cross_encoder):
-    assert key(loader_of("one")) != key(loader_of("two"))
-
-
-def test_texts_of_a_dataset_as_text_loader_change_the_key(tmp_path, cross_encoder):
-    def over(text):
-        documents = [json.dumps({"docno": "d1", "text": text})]
-        for name, lines in (("docs.jsonl", documents), ("topics.tsv", ["1\tdog"]), ("qrels.txt", ["1 0 d1 1"])):
-            (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
-        return key(make("MaxP", cross_encoder, text_loader=FolderDataset(tmp_path)))
-
-    assert over("one") == over("one") != over("two")
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "other"),
-    [
-        (SOME % 3, SOME % 4),
-        (SOME >> SOME, SOME),
-        (2 * SOME, 3 * SOME),
-        (2 * ld.ZScore() + ld.ZScore(), 3 * ld.ZScore() + ld.ZScore()),
-        (SOME + SOME, SOME | SOME),
-        (SOME & SOME, SOME ^ SOME),
-        (SOME >> (SOME**SOME), SOME >> (SOME**SOME**SOME)),
-        (SOME >> pt.Transformer.identity(), SOME),
-        (SOME >> pt.apply.rename({"score": "old"}), SOME >> pt.apply.rename({"score": "new"})),
-    ],
-    ids=lambda pipeline: type(pipeline).__name__,
-)
-def test_pyterrier_operators_are_identified_by_their_parts(pipeline, other):
-    assert key(pipeline) == key(pipeline) != key(other)
+@pytest.mark.parametrize("value", [object(), torch.zeros(1), b"bytes", [object()]])
+def test_other_cells_are_refused_by_column_and_type(value):
+    inner = value[0] if isinstance(value, list) else value
+    with pytest.raises(NoKeyError, match=f"'a'.*{type(inner).__name__}"):
+        frame_digest(column("x", value))

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pyterrier_longdoc.common.runs import read_run, run_parts, write_run
+from pyterrier_longdoc.common.runs import read_run, write_run
 
 from ..support import synthetic
 
@@ -22,13 +22,6 @@ def test_trec_files_keep_every_score(tmp_path, file):
     assert (tmp_path / f"other-{file}").read_bytes() == (tmp_path / file).read_bytes()
     if file == "run.res":
         assert (tmp_path / file).read_text().splitlines()[0] == 'NA Q0 a"b 0 0.3333333333333333 my_system'
-
-
-def test_a_run_is_read_in_parts(tmp_path):
-    write_run(RUNS[0], str(tmp_path / "run.res.gz"), "x")
-    parts = list(run_parts(tmp_path / "run.res.gz", 100))
-    assert [len(part) for part in parts] == [100, 100, 100, 60]
-    pd.testing.assert_frame_equal(pd.concat(parts), read_run(tmp_path / "run.res.gz"))
 
 
 def test_invalid_trec_files_are_refused(tmp_path):

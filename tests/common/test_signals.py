@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
@@ -13,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyterrier_longdoc.common import signals
-from pyterrier_longdoc.common.parallel import in_parallel
 from pyterrier_longdoc.common.progress import work_bar
-from pyterrier_longdoc.common.signals import take_back_signals
-from pyterrier_longdoc.scale import RayExecutor
 from pyterrier_longdoc.training import TrainingArgs, train
 
 from ..support import interrupted, terrier, tiny
@@ -41,10 +36,6 @@ def bar() -> None:
         pass
 
 
-def threads() -> None:
-    in_parallel(lambda item, run_all: item, [1], concurrency=1)
-
-
 def training() -> None:
     train(Toy(), toy_set(1), TrainingArgs(epochs=1))
 
@@ -53,35 +44,21 @@ def transform() -> None:
     make("MaxP")(tiny.results())
 
 
-def on_workers() -> None:
-    from ..support.ray_here import RayHere
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAY_USAGE_STATS_ENABLED"):
-            monkeypatch.setenv(name, "1")
-        here = RayHere(cores=1)
-        monkeypatch.setattr("pyterrier_longdoc.scale.ray._ray", lambda: here)
-        with RayExecutor(1, gpus_per_worker=0) as executor:
-            list(executor.map(lambda shared, item: item, None, [(0, 0)]))
-
-
-@pytest.mark.parametrize("loop", [bar, threads, training, transform, on_workers])
+@pytest.mark.parametrize("loop", [bar, training, transform])
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.TruncationWarning")
 def test_long_loops_restore_the_handlers_of_python(loop, installed):
-    if loop is on_workers:
-        pytest.importorskip("ray")
     loop()
     assert installed[: len(ENDS)] == ENDS
 
 
 def test_without_java_nothing_is_installed(installed, monkeypatch):
     monkeypatch.setattr("pyterrier.java.started", lambda: False)
-    take_back_signals()
+    bar()
     assert installed == []
 
 
 def test_other_threads_install_nothing(installed):
-    thread = threading.Thread(target=take_back_signals)
+    thread = threading.Thread(target=bar)
     thread.start()
     thread.join()
     assert installed == []
@@ -89,15 +66,8 @@ def test_other_threads_install_nothing(installed):
 
 def test_a_handler_of_other_code_is_kept(installed, monkeypatch):
     monkeypatch.setattr("signal.getsignal", dict.fromkeys(ENDS).get)
-    take_back_signals()
+    bar()
     assert installed == []
-
-
-def test_the_java_initializer_only_imports_pyterrier():
-    code = ast.parse(Path(signals.__file__).read_text(encoding="utf-8"))
-    nodes = [node for node in ast.walk(code) if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
-    assert modules - sys.stdlib_module_names == {"pyterrier"}
 
 
 # In a process.

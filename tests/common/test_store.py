@@ -21,14 +21,14 @@ def path(tmp_path):
 
 def test_values_are_restored_exactly(path):
     store = Store(path)
-    assert (len(store), store.get_many(["a"]), list(store.values())) == (0, {}, [])
+    assert (len(store), store.get_many(["a"])) == (0, {})
     assert not path.parent.exists()
     items = {"a": {"text": "é \ud83d \x00", "n": None}, b"\x00\xff": [0.1 + 0.2, 1e-320, 3], "c": "[2] > [1]"}
     store.put_many(items)
     store.put_many({"a": "another", "d": 1.5})
     again = pickle.loads(pickle.dumps(store))
     assert again.get_many([*items, "d", "absent"]) == {**items, "d": 1.5}
-    assert len(again) == len(list(again.values())) == 4
+    assert len(again) == 4
 
 
 def test_more_values_than_sqlite_takes_in_a_query_are_found(path):

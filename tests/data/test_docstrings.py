@@ -195,16 +195,6 @@ def test_long_variants_have_the_topics_with_long_documents(small):
         assert small.get_topics(f"{split}-long")["qid"].tolist() == long["qid"].tolist()
 
 
-def test_each_topic_has_its_document_as_relevant(small):
-    topics, qrels = small.get_topicsqrels("train")
-    assert topics["qid"].tolist() == qrels["qid"].tolist()
-    assert topics["qid"].is_unique
-    number = qrels["docno"][0].removeprefix("pkg.m").removesuffix(".f")
-    assert topics["query"][0] == f"Function of module {number} here"
-    assert small.documents[qrels["docno"][0]]["title"] == qrels["docno"][0]
-    assert set(qrels["label"]) == {1}
-
-
 # ---------------------------------------------------------------- kept on disk
 
 
@@ -233,26 +223,3 @@ def test_the_default_collection_is_built_once_for_each_set_of_versions(home, ins
     monkeypatch.setattr(docstrings, "_version", lambda name: "2")
     assert DocstringsDataset().entries == []
     assert len(list((home / "longdoc").iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    "content",
-    [None, b"not gzip", gzip.compress(b'{"v": 0}\n{"n": 3}\n'), b""],
-    ids=["missing", "not gzip", "other content", "empty"],
-)
-def test_a_damaged_file_is_built_again(home, installed, content, caplog):
-    first = DocstringsDataset().entries
-    [file] = (home / "longdoc").iterdir()
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-12] if content is None else content)
-    assert DocstringsDataset().entries == first
-    assert "damaged" in caplog.text
-    assert file.read_bytes() == whole
-    assert list((home / "longdoc").iterdir()) == [file]
-
-
-def test_a_folder_that_cannot_be_written_causes_a_log_message(home, installed, caplog):
-    home.mkdir()
-    (home / "longdoc").write_text("a file where the folder should be")
-    assert DocstringsDataset().entries == collect({"pkg": installed})
-    assert "cannot be written" in caplog.text

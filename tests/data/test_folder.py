@@ -89,12 +89,6 @@ def test_the_malformed_line_of_a_file_is_named(folder, file, line):
         read(FolderDataset(folder))
 
 
-def test_two_labels_of_a_document_for_a_query_are_refused(folder):
-    (folder / "qrels.txt").write_text("1 0 d1 1\n1 0 d1 0\n")
-    with pytest.raises(ValueError, match="'d1' has the labels 1 and 0"):
-        read(FolderDataset(folder))
-
-
 def test_files_are_read_when_they_are_needed(folder):
     for file in folder.iterdir():
         file.write_text("malformed\n1\thow\n" if file.name != "topics.tsv" else "1\thow\n")

@@ -1,6 +1,5 @@
 """Passages that are read from any source and kept on disk."""
 
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
@@ -28,11 +27,6 @@ def test_threads_can_read_texts_on_disk(spool):
     assert all(text == f"téxt {number % 50} ?" for number, text in enumerate(found))
 
 
-def test_texts_on_disk_can_be_pickled(spool):
-    copy = pickle.loads(pickle.dumps(spool))
-    assert (copy.name(7), copy.text(7)) == ("n7", "téxt 7 ?")
-
-
 def test_a_pool_has_lengths_and_finds_judged_passages():
     pool = PassagePool([*passages(3), {"docno": 3, "text": " A\nb "}], count=token_counter(), docnos={"p1", "3"})
     assert pool.tokens.tolist() == [len(row["text"].split()) for row in passages(3)] + [2]
@@ -40,11 +34,6 @@ def test_a_pool_has_lengths_and_finds_judged_passages():
     found = pool.locate(pd.DataFrame({"qid": list("ab"), "docno": ["3", "nowhere"]}))
     assert found.drop(columns="digest").values.tolist() == [["a", "3", 3, 2], ["b", "nowhere", -1, -1]]
     assert found["digest"][0] == pool.digests[3]
-
-
-@pytest.mark.parametrize("source", [pd.DataFrame(passages()), iter(passages())], ids=["frame", "iterator"])
-def test_passages_come_from_a_frame_or_an_iterator(source):
-    assert list(build(passages=source).corpus) == list(build().corpus)
 
 
 def test_the_text_of_a_passage_can_be_several_fields():

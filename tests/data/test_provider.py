@@ -1,15 +1,12 @@
 """The collections that PyTerrier finds by name."""
 
-from functools import partial
-
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.data import DocstringsDataset, find_leaks, needle, passkey, provider
+from pyterrier_longdoc.data import DocstringsDataset
 from pyterrier_longdoc.data.docstrings import SPLITS, VARIANTS
 from pyterrier_longdoc.data.far_relevant import PASSAGE_POSITIONS
-from pyterrier_longdoc.data.needle import LENGTHS
-from pyterrier_longdoc.data.provider import LongDocDatasetProvider, docstrings_needle, docstrings_with, plain_passkey
+from pyterrier_longdoc.data.provider import LongDocDatasetProvider, docstrings_with
 
 from ..support.sources import write_modules
 
@@ -33,30 +30,12 @@ def test_short_docstrings_of_each_split_become_passages_of_long_documents(positi
         assert set(collection.get_topics(split)["qid"]) <= set(short_docstrings.get_topics(split)["qid"])
     assert collection.get_topics().equals(collection.get_topics("test"))
     assert collection.lengths().max() <= 1431
-    assert find_leaks(collection).empty
 
 
 def test_far_docstrings_begin_after_512_tokens_and_long_early_ones_at_the_start(short_docstrings):
     far, early = (docstrings_with(position, short_docstrings).gold for position in ("far", "early"))
     assert far["first_token"].min() >= 512
     assert (early["first_token"][early["end"] - early["start"] > 2000] == 0).all()
-
-
-def test_passkey_has_a_split_for_each_length(monkeypatch):
-    monkeypatch.setattr(provider, "passkey", partial(passkey, queries=1, documents=2))
-    collection = plain_passkey()
-    assert [len(collection.documents), len(collection.topics)] == [16, 8]
-    assert list(collection.splits) == [str(length) for length in LENGTHS]
-
-
-def test_needle_uses_prose_of_docstrings_as_background(tmp_path, monkeypatch):
-    prose = " ".join(f"Sentence {i} is here to be read, as are all the others." for i in range(320))
-    parameters = "\n\n".join(f"name{i} : the value of it" for i in range(90))
-    write_modules(tmp_path, m=f"A module.\n\n{prose}", listing=f"A listing of all parameters.\n\n{parameters}")
-    monkeypatch.setattr(provider, "needle", partial(needle, lengths=(256, 512), documents=50))
-    made = docstrings_needle(DocstringsDataset({"pkg": tmp_path}))
-    assert len(made.documents) == 100
-    assert not any("name1" in row["text"] for row in made.corpus)  # no prose
 
 
 @pytest.mark.parametrize("name", ["robust04", "folder", "folder:", "", "docstrings:x"])
@@ -68,11 +47,10 @@ def test_an_unknown_collection_name_is_refused_with_the_known_names(name):
 def test_listing_collections_and_variants_builds_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
     names = LongDocDatasetProvider().list_dataset_names()
-    made = ["docstrings-far", "docstrings-uniform", "docstrings-early", "needle", "passkey"]
+    made = ["docstrings-far", "docstrings-uniform", "docstrings-early"]
     assert names == ["docstrings", *made]
     for name in made:
-        variants = list(SPLITS) if "-" in name else [str(length) for length in LENGTHS]
-        assert pt.get_dataset(f"longdoc:{name}")._describe_component("qrels") == variants
+        assert pt.get_dataset(f"longdoc:{name}")._describe_component("qrels") == list(SPLITS)
     dataset = pt.get_dataset("longdoc:docstrings")
     assert dataset._describe_component("topics") == list(VARIANTS)
     assert (dataset.get_topics_lang(), dataset.get_corpus_lang()) == ("en", "en")

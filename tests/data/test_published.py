@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import tracemalloc
 
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.data import read_longembed, read_mldr
+from pyterrier_longdoc.data import read_mldr
 
 from ..support.systems import QUIET
 
@@ -52,14 +51,6 @@ def test_longembed_has_a_split_for_each_length(tmp_path):
     assert collection.statistics()["queries"].tolist() == [1, 1, 2]
 
 
-def test_longembed_without_lengths_has_no_splits(tmp_path):
-    kept = ("doc_id", "qid", "text")
-    for name, rows in LONGEMBED.items():
-        write(tmp_path / name, [{field: row[field] for field in kept if field in row} for row in rows])
-    collection = read_longembed(tmp_path)
-    assert (collection.splits, len(collection.get_topics())) == ({}, 2)
-
-
 # ---------------------------------------------------------------- MLDR
 
 
@@ -101,25 +92,6 @@ def test_missing_and_unknown_splits_of_mldr_are_named(tmp_path):
         read_mldr(folder, splits=["validation"])
 
 
-def test_documents_are_not_held_in_memory(tmp_path):
-    """English MLDR has 200,000 documents of some 20 kB."""
-    texts = [f"{i} " + "long " * 4000 for i in range(400)]
-    mldr(tmp_path, "jsonl")
-    write(tmp_path / "corpus", ({"docid": f"doc-en-{i}", "text": text} for i, text in enumerate(texts)))
-    size = sum(map(len, texts))
-    tracemalloc.start()
-    try:
-        assert sum(len(row["text"]) for row in read_mldr(tmp_path).corpus) == size
-        assert tracemalloc.get_traced_memory()[1] < size / 5
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_folder_without_mldr_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        read_mldr(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize("field", ["positive_passages", "docid"])
 def test_a_missing_field_is_named_on_first_use(field, tmp_path):
     for file in mldr(tmp_path, "jsonl").iterdir():
@@ -148,17 +120,3 @@ def test_a_table_needs_all_of_its_parts(tmp_path):
     (folder / "corpus-00001-of-00002.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="corpus"):
         read_mldr(folder)
-
-
-def test_a_table_in_two_formats_is_refused(tmp_path):
-    for form in FORMATS[:2]:
-        mldr(tmp_path, form)
-    with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl, corpus\.jsonl\.gz"):
-        read_mldr(tmp_path)
-
-
-def test_missing_judged_documents_cause_a_warning(tmp_path):
-    corpus = mldr(tmp_path, "jsonl") / "corpus.jsonl"
-    corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[1:]))
-    with pytest.warns(UserWarning, match="1 of 5.*'doc-en-0'"):
-        assert len(read_mldr(tmp_path).get_qrels("train")) == 3

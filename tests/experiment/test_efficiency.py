@@ -66,12 +66,11 @@ def test_costs_are_measured_for_the_reranker_after_a_warm_up(clock):
     assert table["peak GPU memory MB"].isna().all()
 
 
-@pytest.mark.usefixtures("tests_are_installed")
 def test_costs_are_saved_with_the_runs(clock, tmp_path):
     stage = Stage(clock, 0.001)
 
     def experiment(**options):
-        return Experiment({"a": FIRST >> stage}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, **options)
+        return Experiment({"a": FIRST >> stage}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, save_mode="reuse", **options)
 
     assert experiment().efficiency is None
     new = experiment(efficiency=True).efficiency  # the finished run was not measured

@@ -251,7 +251,9 @@ def test_an_experiment_cites_models_and_collections(tmp_path):
     loading = retriever >> ld.FirstP(tiny.encoder(), max_query_len=8, text_loader=dataset)
     expected = {"dai-2019-deeper", "boytsov-2025-positional", "zhu-2024-longembed"}
     for system in (loaded, loading, loaded):  # the last run is read from the folder
-        results = Experiment({"a": system, "given": RUNS[1]}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
+        results = Experiment(
+            {"a": system, "given": RUNS[1]}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, save_mode="reuse"
+        )
         assert {key for key in entries() if f"{{{key}," in results.citations()} == expected
     assert ExperimentResults.load(tmp_path).citations() == results.citations()
     dataset = pt.get_dataset("irds:msmarco-document/trec-dl-2019")

@@ -1,4 +1,4 @@
-"""The folder of an experiment: going on after an interruption, with runs of the same pipeline only."""
+"""The folder of an experiment: the modes of `pt.Experiment`, with runs of the same models only."""
 
 import json
 
@@ -26,8 +26,9 @@ TRAINING = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-2}, epochs=3)
 pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
 
 
-def value_of(folder, system, topics=TOPICS, qrels=QRELS, **options):
-    return Experiment({"a": system}, topics, qrels, ["AP"], save_dir=folder, **options).means.loc["a", "AP"]
+def value_of(folder, system, topics=TOPICS, qrels=QRELS, save_mode="reuse"):
+    results = Experiment({"a": system}, topics, qrels, ["AP"], save_dir=folder, save_mode=save_mode)
+    return results.means.loc["a", "AP"]
 
 
 def map_of(frame):
@@ -39,9 +40,6 @@ class Noting(pt.Transformer):
 
     def __init__(self, frame, name, made, fail_at=()):
         self.frame, self.name, self.made, self.fail_at = frame, name, made, fail_at
-
-    def describe(self):
-        return {"name": self.name}
 
     def transform(self, inp):
         if self.name in self.fail_at:
@@ -56,16 +54,18 @@ def made():
 
 
 @pytest.fixture
-def experiment(tmp_path, made, tests_are_installed):
+def experiment(tmp_path, made):
     """Runs an experiment that saves its runs, and notes those that are made."""
     fail_at = {"slow 1"}
 
     def factory(name):
         return lambda seed: Noting(RUNS[seed], f"{name} {seed}", made, fail_at)
 
-    def run(metric="AP", **options):
+    def run(metric="AP", *, save_mode="reuse", **options):
         systems = {"fast": RUN, "slow": factory("slow"), "a/b: c": factory("a/b: c")}
-        return Experiment(systems, TOPICS, QRELS, [metric], seeds=[0, 1], save_dir=tmp_path / "exp", **options)
+        return Experiment(
+            systems, TOPICS, QRELS, [metric], seeds=[0, 1], save_dir=tmp_path / "exp", save_mode=save_mode, **options
+        )
 
     with pytest.raises(KeyboardInterrupt):
         run()
@@ -99,35 +99,49 @@ def test_finished_runs_are_written_over_or_refused_by_the_mode(experiment, made)
     assert made == []  # nothing was deleted
     experiment(save_mode="overwrite")
     assert len(made) == 4
-    with pytest.raises(FileExistsError, match="save_mode"):
+    with pytest.raises(ValueError, match="save_mode"):
         experiment(save_mode="error")
     with pytest.raises(ValueError, match="save_mode"):
         experiment(save_mode="keep")
 
 
+def test_by_default_runs_are_replaced_with_a_warning(tmp_path):
+    Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
+    with pytest.warns(UserWarning, match="save_mode='reuse'"):
+        results = Experiment({"a": pt.Transformer.from_df(RUNS[1])}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
+    assert sorted(results.run("a")["score"]) == sorted(RUNS[1]["score"])
+
+
+def test_a_line_lists_the_systems_that_were_read(experiment, capsys):
+    experiment()
+    assert "slow" in capsys.readouterr().out
+    experiment(save_mode="overwrite")
+    assert "slow" not in capsys.readouterr().out
+
+
+def test_a_run_without_costs_is_not_read_for_an_efficiency_table(tmp_path):
+    pytest.importorskip("psutil")
+    options = {"save_dir": tmp_path, "save_mode": "reuse"}
+    Experiment({"a": SOME >> ld.ZScore()}, TOPICS, QRELS, ["AP"], **options)
+    measured, again = (
+        Experiment({"a": SOME >> ld.ZScore()}, TOPICS, QRELS, ["AP"], efficiency=True, **options) for _ in range(2)
+    )
+    assert measured.efficiency["peak memory MB"].iloc[0] > 0
+    pd.testing.assert_frame_equal(again.efficiency, measured.efficiency)
+
+
 def test_seeds_and_versions_are_saved(experiment, tmp_path):
     experiment()
-    settings = json.loads((tmp_path / "exp" / "settings.json").read_text())
+    settings = json.loads((tmp_path / "exp" / "results.json").read_text())
     assert settings["seeds"] == [0, 1]
     assert {"python", "pyterrier", "numpy", "ir-measures"} <= set(settings["versions"])
 
 
-def test_a_folder_of_another_experiment_is_refused(tmp_path):
-    Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
-    with pytest.raises(ValueError, match="other topics"):
-        Experiment({"a": SOME}, TOPICS.head(10), QRELS, ["AP"], save_dir=tmp_path)
-    with pytest.raises(ValueError, match="other topics"):
-        Experiment({"a": SOME}, TOPICS.assign(query="other words"), QRELS, ["AP"], save_dir=tmp_path)
-    with pytest.raises(ValueError, match="other folds"):
-        Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, folds=FOLDS)
-
-
-@pytest.mark.parametrize("mode", ["reuse", "overwrite"])
-def test_runs_without_settings_are_refused(mode, tmp_path):
-    Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
-    (tmp_path / "settings.json").unlink()
-    with pytest.raises(FileExistsError, match="save_mode"):
-        Experiment({"a": SOME}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, save_mode=mode)
+def test_runs_of_other_topics_are_refused(tmp_path):
+    value_of(tmp_path, SOME)
+    for topics in (TOPICS.head(10), TOPICS.assign(query="other words")):
+        with pytest.raises(ValueError, match="other topics"):
+            value_of(tmp_path, SOME, topics)
 
 
 def test_a_run_that_is_given_is_not_taken_from_the_folder(tmp_path):
@@ -138,24 +152,25 @@ def test_a_run_that_is_given_is_not_taken_from_the_folder(tmp_path):
 def test_runs_of_folds_and_runs_of_all_topics_replace_each_other(tmp_path):
     for _ in range(2):
         for factory, expected, files in ((lambda seed: RUN, RUN, 1), (lambda seed, fold: RUNS[1], RUNS[1], 3)):
-            options = {"seeds": [0], "folds": FOLDS, "save_dir": tmp_path}
+            options = {"seeds": [0], "folds": FOLDS, "save_dir": tmp_path, "save_mode": "overwrite"}
             run = Experiment({"a": factory}, TOPICS, QRELS, ["AP"], **options).run("a", 0)
             assert sorted(run["score"]) == sorted(expected["score"])
             assert len(list(tmp_path.rglob("*.res.gz"))) == len(list((tmp_path / "runs").rglob("*.json"))) == files
 
 
-# The same pipeline only.
+# The same models only.
 
 
-def test_a_saved_run_is_not_reused_for_other_weights(tmp_path, cross_encoder):
+def test_a_saved_run_of_other_weights_is_refused(tmp_path, cross_encoder):
     model = make("MaxP", cross_encoder, training=TRAINING)
     texts = pt.Transformer.from_df(TEXTS)
     before = value_of(tmp_path, texts >> model, ASKED, JUDGED)
     (texts >> model).fit(ASKED, JUDGED)
-    after = value_of(tmp_path, texts >> model, ASKED, JUDGED)
-    assert after == map_of(model(TEXTS)) != before
-    again = value_of(tmp_path, texts >> make("MaxP", cross_encoder, training=TRAINING), ASKED, JUDGED)
-    assert again == before
+    for system in (texts >> model, lambda: texts >> model, texts >> model % 3):
+        with pytest.raises(ValueError, match="other models"):
+            value_of(tmp_path, system, ASKED, JUDGED)
+    assert value_of(tmp_path, texts >> make("MaxP", cross_encoder), ASKED, JUDGED) == before
+    assert value_of(tmp_path, texts >> model, ASKED, JUDGED, "overwrite") == map_of(model(TEXTS)) != before
 
 
 def test_a_saved_run_is_reused_for_the_same_model(tmp_path, cross_encoder, monkeypatch):
@@ -169,20 +184,10 @@ def test_a_saved_run_is_reused_for_the_same_model(tmp_path, cross_encoder, monke
         assert value_of(tmp_path / "runs", system, ASKED, JUDGED) == before
 
 
-def test_a_run_that_depends_on_user_code_is_computed_again(tmp_path):
-    for sign in (1.0, -1.0):
+def test_a_run_of_a_function_is_read_by_name_and_only_then(tmp_path):
+    values = []
+    for sign, mode in ((1.0, "reuse"), (-1.0, "reuse"), (-1.0, "warn")):
         turned = pt.apply.doc_score(lambda row, sign=sign: sign * row["score"])
-        expected = pt.Evaluate(RUN.assign(score=sign * RUN["score"]), QRELS, ["map"])["map"]
-        assert value_of(tmp_path, SOME >> turned) == pytest.approx(expected)
-
-
-def test_a_run_of_other_topics_is_not_read_after_another_system_was_written_over(tmp_path):
-    def experiment(topics, systems, **options):
-        return Experiment(dict.fromkeys(systems, SOME), topics, QRELS, ["num_q"], save_dir=tmp_path, **options)
-
-    experiment(TOPICS, ["a", "b"])
-    experiment(TOPICS.head(3), ["a"], save_mode="overwrite")
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b"]
-    before = (tmp_path / "runs" / "b" / "run.json").read_text()
-    experiment(TOPICS.head(3), ["b"])
-    assert (tmp_path / "runs" / "b" / "run.json").read_text() != before
+        values.append(value_of(tmp_path, SOME >> turned, save_mode=mode))
+    turned = pt.Evaluate(RUN.assign(score=-RUN["score"]), QRELS, ["map"])["map"]
+    assert values[0] == values[1] != values[2] == pytest.approx(turned)

@@ -15,7 +15,6 @@ from pyterrier_longdoc.listwise import (
     HuggingFaceBackend,
     IncompleteReplyWarning,
     ListwisePrompt,
-    LLMClient,
     NoLogprobsError,
     OpenAIBackend,
     Pointwise,
@@ -29,7 +28,6 @@ from ..support import tiny_answers, tiny_long
 from ..support.llm import GRADE, Answer, candidates, completion, order, serving, shown, worth
 
 pytest.importorskip("openai")
-pytest.importorskip("tenacity")
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CHAT = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -126,11 +124,6 @@ def test_one_token_is_requested_from_a_server(limit):
     ((_, _, body),) = served.requests
     assert {name: body[name] for name in body if "tokens" in name} == {limit: 1}
     assert (body["logprobs"], body["top_logprobs"]) == (True, 12)
-
-
-def test_estimate_counts_one_output_token_for_each_call():
-    estimate = RankGPT(LLMClient(likely), answer=FirstToken()).estimate(candidates(documents=8))
-    assert (estimate.calls, estimate.output_tokens) == (1, 1)
 
 
 class TextOnly:

@@ -24,35 +24,24 @@ from pyterrier_longdoc.listwise import (
     LLMClient,
     MalformedReplyError,
     OpenAIBackend,
-    Pointwise,
-    Prices,
     RankGPT,
     UnreadableReplyError,
 )
 
 from ..support import tiny_long
 from ..support.llm import SECRET, SECRET_PARAMETERS, Answer, candidates, completion, order, serving
-from ..support.memory import misplaced
 
 pytest.importorskip("openai")
-tenacity = pytest.importorskip("tenacity")
 
 ORDER = "[3] > [1] > [2]"
 RUN = candidates(documents=3)
 SOON = {"retry-after-ms": "10"}
 QUESTION = [{"role": "user", "content": "x"}]
-HUGE = pytest.param(10**400, id="huge")
-DEEP = b"[" * 10**5 + b"]" * 10**5
 
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("LONGDOC_TEST_KEY", SECRET)
-
-
-@pytest.fixture
-def no_waits(monkeypatch):
-    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
 
 
 def backend_at(url, **options) -> OpenAIBackend:
@@ -79,24 +68,13 @@ def test_a_chat_completion_becomes_a_ranking():
     assert [message["role"] for message in body["messages"]] == ["system", *["user", "assistant"] * 4, "user"]
 
 
-def test_the_usage_of_a_reply_gives_its_cost():
-    with serving(Answer(completion(ORDER))) as server:
-        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}])
+def test_the_usage_of_a_reply_is_counted_and_estimated_if_the_server_reports_none(usage):
+    with serving(Answer({**completion(ORDER), "usage": usage})) as server:
+        client = LLMClient(backend_at(server.url))
         ranked(client)
-    table = client.ledger.table().iloc[0]
-    assert (table["input_tokens"], table["output_tokens"], table["estimated"]) == (100, 10, 0)
-    assert client.ledger.cost == pytest.approx((100 * 1.0 + 10 * 10.0) / 1e6)
-
-
-@pytest.mark.parametrize("count", [HUGE, -5, "many"])
-def test_an_invalid_token_usage_is_estimated(count):
-    reply = {**completion(ORDER), "usage": {"prompt_tokens": count, "completion_tokens": 10}}
-    with serving(Answer(reply)) as server:
-        client = LLMClient(backend_at(server.url), prices=Prices(1.0, 10.0))
-        ranked(client)
-    (call,) = client.ledger.calls
-    assert call.estimated
-    assert call.input_tokens > 50
+    assert client.output_tokens == (10 if usage else 4)
+    assert client.input_tokens == 100 if usage else 50 < client.input_tokens < 1000
 
 
 @pytest.mark.parametrize("message", [completion(""), completion(None, refusal="I will not rank these 3.")])
@@ -114,40 +92,16 @@ BROKEN = {
     "not UTF-8": Answer(b"\xff\xfe{"),
     "null": Answer(b"null"),
     "no text": Answer(completion({"type": "text"})),
-    "deep": Answer(DEEP),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_reply_is_requested_again(kind, no_waits):
-    with serving(BROKEN[kind], Answer(completion(ORDER))) as server:
-        assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
-    assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_repeatedly_broken_replies_raise_an_error_with_the_server_but_not_the_key(kind, no_waits):
+def test_broken_replies_raise_an_error_with_the_server_but_not_the_key(kind):
     with serving(BROKEN[kind]) as server, pytest.raises(BackendError) as caught:
-        ranked(backend_at(server.url, max_retries=1), on_failure="keep")
-    assert len(server.requests) == 2
+        ranked(backend_at(server.url, max_retries=0), on_failure="keep")
     assert (kind == "cut off") != isinstance(caught.value, MalformedReplyError)
     assert server.url in str(caught.value)
     assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize("logprob", [HUGE, float("nan"), None, "likely"])
-def test_invalid_log_probabilities_are_requested_again(logprob, no_waits):
-    first = Answer(with_logprobs({"Yes": logprob, "No": -1.0}))
-    with serving(first, Answer(with_logprobs({"Yes": -0.5, "No": -1.0}))) as server:
-        assert Pointwise(backend_at(server.url))(RUN[:1])["score"].tolist() == pytest.approx([0.5])
-    assert len(server.requests) == 2
-
-
-def with_logprobs(logprobs):
-    tokens = [{"token": token, "logprob": value, "bytes": None} for token, value in logprobs.items()]
-    reply = completion("Yes")
-    reply["choices"][0]["logprobs"] = {"content": [{"token": "Yes", "logprob": 0.0, "top_logprobs": tokens}]}
-    return reply
 
 
 # Errors of servers.
@@ -160,9 +114,8 @@ def test_permanent_errors_end_the_run_at_once(status):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("body", [complaint("busy"), DEEP], ids=["message", "deep"])
-def test_a_busy_server_is_called_again_max_retries_times(body):
-    with serving(Answer(body, 503, headers=SOON)) as server, pytest.raises(BackendError, match=server.url):
+def test_a_busy_server_is_called_again_max_retries_times():
+    with serving(Answer(complaint("busy"), 503, headers=SOON)) as server, pytest.raises(BackendError, match=server.url):
         ranked(backend_at(server.url, max_retries=2), on_failure="keep")
     assert len(server.requests) == 3
 
@@ -220,9 +173,8 @@ def test_keys_are_in_no_repr_error_log_or_file(tmp_path, caplog):
     assert SECRET in str(server.requests)  # it was sent
     assert caught.value.__context__ is None
     shown = [
-        *(repr(one) + str(one) for one in (client.backend, client, ranker, client.ledger, client.cache, caught.value)),
+        *(repr(one) + str(one) for one in (client.backend, client, ranker, client.cache, caught.value)),
         "".join(traceback.format_exception(caught.value)),
-        str(client.ledger.table()),
         str(vars(caught.value)),
         caplog.text,
     ]
@@ -310,16 +262,12 @@ def test_a_prompt_beyond_the_positions_of_a_local_model_is_a_context_overflow(ca
         small(causal_model)([{"role": "user", "content": "dog " * 5000}])
 
 
-def test_weights_of_a_local_model_are_in_their_own_memory(causal_model):
-    assert misplaced(small(causal_model)._load()[0]) == []
-
-
 def test_a_ranker_with_a_local_model_can_be_pickled(causal_model):
     ranker = RankGPT(LLMClient(small(causal_model)), **SILENT)
     with pytest.warns(IncompleteReplyWarning):
         out = ranker(RUN)
     assert out[["llm_failed", "llm_refusals"]].values.tolist() == [[1, 2]] * 3
-    assert [call.estimated for call in ranker.ledger.calls] == [False] * 2
+    assert ranker.client.calls == 2
     with pytest.warns(IncompleteReplyWarning):
         assert pickle.loads(pickle.dumps(ranker))(RUN).equals(out)
 
@@ -335,23 +283,13 @@ def with_other_weights(folder) -> None:
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_a_backend_refuses_weights_that_changed_after_it_was_described(causal_model, tmp_path):
-    folder = shutil.copytree(causal_model, tmp_path / "model")
-    backend = small(folder)
-    before = RankGPT(backend).describe()
-    with_other_weights(folder)
-    with pytest.raises(ValueError, match="has changed"):
-        backend(QUESTION)
-    assert RankGPT(small(folder)).describe() != before
-
-
 def test_cached_replies_are_used_only_with_the_same_weights(causal_model, tmp_path):
     folder = shutil.copytree(causal_model, tmp_path / "model")
 
     def replies() -> tuple:
         client = LLMClient(small(folder), cache=tmp_path / "replies.sqlite")
         found = client.ask("q", QUESTION), client.first_token("q", QUESTION, ("yes", "no"), 2)
-        return *found, sum(call.replayed for call in client.ledger.calls)
+        return *found, client.cached
 
     text, tokens, _ = replies()
     with_other_weights(folder)
@@ -383,4 +321,5 @@ def test_a_server_of_transformers_can_rank(causal_model):
         finally:
             server.terminate()
     assert out["llm_refusals"].tolist() == [2] * 6
-    assert all(call.input_tokens > 20 and 0 < call.output_tokens <= 12 for call in client.ledger.calls)
+    assert client.input_tokens > 20 * client.calls
+    assert 0 < client.output_tokens <= 12 * client.calls

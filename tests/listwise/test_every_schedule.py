@@ -145,11 +145,6 @@ def test_top_down_is_exact_if_the_first_stage_has_a_good_pivot():
     assert sum(asked) == 7
 
 
-def test_top_down_ends_when_no_document_is_better_than_the_pivot():
-    in_order = {document: -document for document in range(100)}
-    assert play(TopDown(), 100, oracle_of(in_order))[1] == [1, 5]
-
-
 # Rows and failures.
 
 
@@ -210,21 +205,6 @@ def test_a_schedule_that_asks_about_wrong_documents_is_refused(groups):
 
     with pytest.raises(ValueError, match="Wrong"):
         RankGPT(oracle, schedule=Wrong())(candidates(documents=5))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "name", "value"),
-    [
-        (BackToFront, "stride", 20),
-        (TopDown, "pivot", 20),
-        (ParallelBlocks, "aggregation", "borda"),
-        (Tournament, "stages", ((2, 2),)),
-        (SetwiseInsertion, "k", 0),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(schedule, name, value):
-    with pytest.raises(ValueError, match=f"{name}="):
-        schedule(**{name: value})
 
 
 # Shuffles and concurrency.

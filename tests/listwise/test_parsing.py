@@ -141,8 +141,6 @@ CHATTY = {
     "<answer>[2] > [1]</answer>": [2, 1],
     "以下是排序：[2] > [1]": [2, 1],
     "Sure! The ranked passages are:\n[2] > [3] > [1]": [2, 3, 1],
-    "The most relevant is [3], then [1] and [2]": [3, 1, 2],
-    "The best document is **[3]**, followed by **[1]** and then **[2]**.": [3, 1, 2],
     "Ranking (most to least relevant):\n1. [3]\n2. [1]\n3. [2]\n\nLet me know if you need more.": [3, 1, 2],
     "I'd put them as [3] > [1] > [2], because [3] answers the question and [2] cannot.": [3, 1, 2],
     "Die Reihenfolge lautet: [3] > [2] > [1].": [3, 2, 1],

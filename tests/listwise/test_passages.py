@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, Reply, TopDown
+from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, TopDown
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
-from pyterrier_longdoc.passages.excerpts import ChosenPassages, best_passages
+from pyterrier_longdoc.passages.excerpts import best_passages
 
 from ..support import tiny
 from ..support.llm import Scripted, order, shown
@@ -29,12 +29,6 @@ SENTENCES = ld.SentenceWindows(max_sentences=1)
 def count_cats(messages) -> str:
     documents = sorted(shown(messages), key=lambda one: -one[1].lower().count("cat"))
     return " > ".join(f"[{number}]" for number, _ in documents)
-
-
-def test_preselect_causes_no_truncation_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TruncationWarning)
-        RankGPT(count_cats, preselect=ld.BM25Windows(2), windows=SENTENCES)(FRAME)
 
 
 def texts(messages) -> list[str]:
@@ -52,24 +46,12 @@ def test_preselect_shows_the_best_passages_in_document_order_with_marks():
     assert a == f"{FILLER}{FILLER}[...]"
 
 
-@pytest.mark.parametrize(
-    ("ranker", "reply"),
-    [(RankGPT, "[1] > [2]"), (ld.Pointwise, Reply("Yes", 9, 1, logprobs={"Yes": -1.0, "No": -2.0}))],
-)
-def test_the_best_passage_does_not_depend_on_the_unicode_form(ranker, reply):
-    model = Scripted(lambda _: reply)
-    text = f"{FILLER * 40}Cafe\u0301s are open. {FILLER * 10}"
-    frame = pd.DataFrame({"qid": "1", "query": "cafés", "docno": ["a", "b"], "text": [text, "no"]})
-    ranker(model, preselect=ld.BM25Windows(1), windows=SENTENCES)(frame)
-    assert "are open." in str(model.asked)
-
-
 def test_coverage_counts_what_preselect_left_out():
     ranker = RankGPT(count_cats, preselect=ld.BM25Windows(2), windows=SENTENCES)
     ranker(pd.concat([FRAME, FRAME.assign(qid="2", query="train")]))
     coverage = ranker.coverage
-    assert (coverage.queries, coverage.documents, coverage.documents_cut) == (2, 8, 6)
-    assert coverage.cut == {f"preselect={ranker.preselect!r}": coverage.tokens - coverage.tokens_read}
+    assert (coverage.queries, coverage.pairs, coverage.pairs_truncated) == (2, 8, 6)
+    assert coverage.truncated == {f"preselect={ranker.preselect!r}": coverage.tokens - coverage.tokens_read}
     assert coverage.windows == 2 * (2 + 2 + 1 + 2)
 
 
@@ -79,7 +61,7 @@ def test_max_doc_len_takes_the_best_passages_first(tokenizer):
     ranker = RankGPT(model, preselect=ld.BM25Windows(50), windows=SENTENCES, max_doc_len=15, tokenizer=tokenizer)
     with pytest.warns(TruncationWarning, match="max_doc_len=15"):
         assert order(ranker(FRAME))[:2] == ["b", "d"]
-    assert list(ranker.coverage.cut) == [f"preselect={ranker.preselect!r}", "max_doc_len=15"]
+    assert list(ranker.coverage.truncated) == [f"preselect={ranker.preselect!r}", "max_doc_len=15"]
     count = Tokens(tokenizer).count
     for text in texts(model.asked[0]):
         assert 0 < count(text) <= 15
@@ -149,19 +131,10 @@ def test_an_excerpt_is_the_text_with_marks_for_omitted_parts(text, k, query):
     assert "".join(kept.split()) == "".join("".join(text[a:b] for a, b in passages.spans).split())
 
 
-def test_windows_that_overlap_are_shown_once():
-    passages = ChosenPassages("one two three four", [(0, 7), (4, 13)], [0, 1], is_complete=False)
-    assert passages.excerpt([0, 1]) == "one two three [...]"
-
-
 @pytest.mark.parametrize("arguments", [{"preselect": 3}, {"preselect": ld.BM25Windows(3), "windows": ld.Truncate(9)}])
 def test_wrong_selectors_are_refused(arguments):
     with pytest.raises(ValueError, match="preselect="):
         RankGPT(count_cats, **arguments)
-
-
-def test_the_selector_is_part_of_the_description():
-    assert RankGPT(ld.OpenAIBackend("m"), preselect=ld.BM25Windows(3)).describe()["arguments"]["preselect"]["k"] == 3
 
 
 def test_a_cross_encoder_can_preselect():

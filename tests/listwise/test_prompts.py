@@ -67,11 +67,11 @@ def test_a_truncated_text_has_exactly_the_tokens_that_fit(kind):
     tokens = Tokens(TOKENIZERS[kind])
     text = "the old cat, the dog and the river. " * 50
     for limit in (1, 7, 100):
-        cut = tokens.cut(text, limit)
+        cut = tokens.truncate(text, limit)
         assert text.startswith(cut)
         assert tokens.count(cut) == limit
-    assert tokens.cut(text, 10**6) == text
-    assert tokens.cut("", 1) == ""
+    assert tokens.truncate(text, 10**6) == text
+    assert tokens.truncate("", 1) == ""
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=20), st.integers(20, 3000))

@@ -41,10 +41,6 @@ def test_windows_of_back_to_front_overlap_and_reach_the_top(n, size, data):
         assert next_end - start == min(size, n) - step
 
 
-def test_a_single_document_needs_no_call():
-    assert RankGPT(Scripted(AssertionError("asked")))(candidates(documents=1))["score"].tolist() == [1.0]
-
-
 def test_documents_are_shown_in_the_order_of_the_first_stage():
     run, seen = candidates(documents=4), []
     model = Scripted(lambda m: seen.append([t.split()[1] for _, t in shown(m)]) or "[1] > [2] > [3] > [4]")
@@ -152,7 +148,7 @@ def test_max_doc_len_limits_each_document():
     with pytest.warns(TruncationWarning, match="max_doc_len=512"):
         RankGPT(model)(LONG)
     assert [lengths(m) for m in model.asked] == [[200, 200, 40], [4000, 400, 40], [2048, 400, 40]]
-    assert (first.coverage.documents_cut, first.coverage.tokens_read, long.coverage.share_read) == (2, 110, 1.0)
+    assert (first.coverage.pairs_truncated, first.coverage.tokens_read, long.coverage.share_read) == (2, 110, 1.0)
 
 
 @pytest.mark.parametrize("budget", [150, 1000])
@@ -185,22 +181,8 @@ def test_coverage_counts_the_tokens_truncated_by_each_limit(limits, room, second
     ranker = RankGPT(model, max_doc_len=500, prompt=ListwisePrompt("single", system=""), **limits)
     with pytest.warns(TruncationWarning):
         assert order(ranker(LONG)) == ["c", "b", "a"]
-    assert ranker.coverage.cut == {"max_doc_len=500": 500, second: 610 - ranker.coverage.tokens_read}
+    assert ranker.coverage.truncated == {"max_doc_len=500": 500, second: 610 - ranker.coverage.tokens_read}
     assert least <= ranker.coverage.tokens_read <= min(room / 4, limits.get("max_prompt_tokens", 10**6))
-
-
-def test_a_retry_begins_at_the_length_that_the_server_accepted():
-    sizes, replies = [], ["no ranking", "[3] > [2] > [1]"]
-
-    def model(messages):
-        sizes.append(sum(len(message["content"]) for message in messages))
-        if sum(lengths(messages)) > 1000:
-            raise ContextOverflowError("too long")
-        return replies.pop(0)
-
-    assert order(RankGPT(model, prompt=ListwisePrompt("single", system=""))(LONG)) == ["c", "b", "a"]
-    assert sizes[-3] > sizes[-2]  # refused, then accepted
-    assert 0 < sizes[-1] - sizes[-2] < 300  # the same documents, the reply and a reminder
 
 
 def test_max_prompt_tokens_without_room_for_a_text_is_refused():
@@ -208,8 +190,3 @@ def test_max_prompt_tokens_without_room_for_a_text_is_refused():
         RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
     with pytest.raises(ValueError, match="max_prompt_tokens=5"):
         Pointwise(lambda messages: Reply("yes"), max_prompt_tokens=5)(LONG)
-
-
-def test_an_error_is_raised_if_every_prompt_is_too_long_for_the_server():
-    with pytest.raises(ContextOverflowError):
-        RankGPT(Scripted(ContextOverflowError("always")))(LONG)

@@ -32,10 +32,9 @@ TRANSFORMERS = {"parade-transformer", "parade-transformer-query"}
 
 # Exceptions, and why.
 ORDERED = {"firstp", *TRANSFORMERS, "cedr-pacrr"}  # the order of the windows matters
-NEEDS_TRAINING = {*TRANSFORMERS, "cedr-pacrr", "cedr-drmm", "model1", "tkl"}
+NEEDS_TRAINING = {*TRANSFORMERS, "cedr-pacrr", "cedr-drmm", "model1"}
 WITHOUT_WEIGHTS = {"maxsim"}
 SHIFTS = ("attention.bias", "key.bias")  # added to all logits of a softmax, which does not change with it
-NORMED_AWAY = ("salience.weight",)  # TKL, as published: of two numbers a layer norm leaves which is the larger
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 """Scores are sums of numbers of the order of one, which may cancel out: rounding shows in the sixth decimal."""
@@ -166,7 +165,7 @@ def test_gradients_reach_every_parameter(name, initial):
     (head(encoded()).square().sum() + matching(head).square().sum()).backward()
     sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
     without = [key for key, size in sizes.items() if size < 1e-6 * max(sizes.values())]
-    assert without == [key for key, _ in head.named_parameters() if key.endswith((*SHIFTS, *NORMED_AWAY))]
+    assert without == [key for key, _ in head.named_parameters() if key.endswith(SHIFTS)]
 
 
 def test_window_scores_are_scores_of_documents_of_one_window(head):
@@ -316,7 +315,7 @@ def test_the_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
         head = build_head("parade-transformer", H, aggregator=folder, special_vectors=special)
         assert not torch.isclose(head.cls_vector, cls).any()
         before = head.cls_vector.clone()
-        assert not head.warm_start(start(width=16))  # words of the backbone: another vocabulary's
+        head.warm_start(start(width=16))  # words of the backbone: another vocabulary's
         assert torch.equal(head.cls_vector, before)
 
 
@@ -343,14 +342,16 @@ def start(width=H, final=True):
 def test_warm_start_takes_over_the_final_layer(name):
     head, warm = make(name), start()
     if name in WITHOUT_WEIGHTS:
-        assert not head.warm_start(warm)
-        assert head.warm_start(MaxSimStart(warm.final, warm.cls_embedding, warm.sep_embedding, trained=True))
+        assert not head.ready_from(warm)
+        assert head.ready_from(MaxSimStart(warm.final, warm.cls_embedding, warm.sep_embedding, trained=True))
         return
     before = head.final.weight.clone()
     for nothing_to_copy in (start(final=False), start(width=H + 8)):
-        assert not head.warm_start(nothing_to_copy)
+        head.warm_start(nothing_to_copy)
+        assert not head.ready_from(nothing_to_copy)
         assert torch.equal(head.final.weight, before)
-    assert head.warm_start(warm) == (name not in NEEDS_TRAINING)
+    head.warm_start(warm)
+    assert head.ready_from(warm) == (name not in NEEDS_TRAINING)
     if name not in NEEDS_TRAINING:
         own = head.final.weight[:, -H:]
         assert torch.equal(own, warm.final.weight)
@@ -423,7 +424,7 @@ def test_a_transformer_head_refuses_more_windows_than_positions(query, separator
 
 
 class GatedHead(ld.Head):
-    """Scales the vectors by a learned gate, and has only the inherited `warm_start`."""
+    """Scales the vectors by a learned gate, which it does not call neutral."""
 
     def __init__(self, hidden_size, **options):
         super().__init__(hidden_size, **options)
@@ -436,13 +437,15 @@ class GatedHead(ld.Head):
 class NeutralHead(GatedHead):
     """Starts the gate at a value that changes nothing."""
 
+    neutral = ("gate",)
+
     def warm_start(self, start):
         nn.init.ones_(self.gate)
-        return super().warm_start(start)
+        super().warm_start(start)
 
 
 class MoreThanAttentionHead(registered_heads()["parade-attn"]):
-    """Adds a gate to a head whose own `warm_start` knows nothing of it."""
+    """Adds a gate to a head that only calls its attention neutral."""
 
     def __init__(self, hidden_size, **options):
         super().__init__(hidden_size, **options)
@@ -469,12 +472,12 @@ def is_untrained(model):
 
 
 HEADS = {GatedHead: True, MoreThanAttentionHead: True, NeutralHead: False, OtherForwardHead: False}
-"""Heads, and whether they have a weight that neither the checkpoint nor `warm_start` sets."""
+"""Heads, and whether they have a weight that is neither the checkpoint's nor neutral."""
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["of a cross-encoder", "after start_from"])
 @pytest.mark.parametrize(("head", "untrained"), HEADS.items())
-def test_an_additional_weight_of_a_custom_head_is_untrained_unless_warm_start_sets_it(head, untrained, started):
+def test_an_additional_weight_of_a_custom_head_is_untrained_unless_it_is_neutral(head, untrained, started):
     model = first_window_with(head)
     if started:
         model.start_from(ld.FirstP(tiny.encoder(), window_size=20))

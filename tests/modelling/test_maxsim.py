@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import sys
 from pathlib import Path
 
@@ -14,15 +13,13 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.common.store import ArrayStore
-from pyterrier_longdoc.modelling.model import Model
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
 from ..support import tiny
+from ..support.invariance import assert_independent
 from ..support.scorers import Passes
 from ..support.sentence_transformers import LATE_INTERACTION, theirs
 from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
-from ..support.threads import Interleaved
 from ..support.tiny import LONG, change, frame
 
 pytestmark = QUIET
@@ -61,8 +58,8 @@ def test_checkpoints_have_the_scores_of_the_library_that_wrote_them(name):
     model = ld.MaxSim(LATE_INTERACTION / name, device="cpu")
     found = scores(model, frame(stored["queries"], stored["texts"]))
     np.testing.assert_allclose(found, np.ravel(stored["scores"]), **CLOSE)
-    assert model.model.ready
-    assert model.coverage.windows == model.coverage.documents
+    assert model.model.origin != "random"
+    assert model.coverage.windows == model.coverage.pairs
 
 
 @pytest.mark.parametrize("name", ["st-fixed", "st-min"])
@@ -113,15 +110,14 @@ def test_a_longer_query_than_the_checkpoint_expands_to_is_read_without_expansion
 @pytest.mark.parametrize("name", slow_but(["st-fixed"], ["st-fixed", "st-min", "pylate-modernbert", "colbert"]))
 def test_batch_padding_and_order_change_no_score(name):
     model = ld.MaxSim(LATE_INTERACTION / name, window_size=30)
-    table = ld.check_invariance(model, tiny.longer_results(), dtypes=(), verbose=False)
-    assert table["passed"].dropna().all(), table
+    assert_independent(model, tiny.longer_results())
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         *({"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}, {"stride": 10}),
-        *({"token_pooling": float("inf")}, {"token_pooling": float("nan")}, {"vector_cache": 5}),
+        *({"token_pooling": float("inf")}, {"token_pooling": float("nan")}),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(arguments):
@@ -181,99 +177,22 @@ def test_a_query_and_a_text_of_the_same_words_have_their_own_vectors(tmp_path):
     assert scores(ld.MaxSim(folder), frame([text], [text])).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_relative_path_of_the_vector_cache_is_resolved_when_it_is_given(tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    model = ld.MaxSim(PLAIN, window_size=20, vector_cache="vectors")
-    monkeypatch.chdir("elsewhere")
-    model(ROWS)
-    assert (tmp_path / "vectors").is_file()
-
-
-def test_vectors_on_disk_give_later_models_exactly_the_same_scores(tmp_path):
-    arguments = {"window_size": 20, "vector_cache": tmp_path / "deeper" / "vectors"}
-    rows = frame(QUERIES, [LONG, "a dog", ""])
-    first = scores(ld.MaxSim(PLAIN, **arguments), rows)
-    exact = scores(ld.MaxSim(PLAIN, window_size=20), rows)
-    np.testing.assert_allclose(first, exact, atol=2e-3)
-    assert (first != exact).any()
-    forget_embeddings()
-    again = ld.MaxSim(PLAIN, **arguments)
-    passes = Passes(again.model)
-    for _ in range(2):  # from the file, and from memory
-        np.testing.assert_array_equal(scores(again, rows), first)
-        assert passes.windows == len(QUERIES)
-
-
-@pytest.mark.parametrize("difference", ["weights", "architecture", "token_pooling"])
-def test_vectors_on_disk_are_not_used_by_another_model(difference, tmp_path):
-    folder, cached = copy_of(PLAIN, tmp_path), {"vector_cache": tmp_path / "vectors"}
-    before = scores(ld.MaxSim(folder, **cached), ROWS)
-    stored = len(ArrayStore(tmp_path / "vectors", 10**9))
-    forget_embeddings()
-    if difference == "architecture":
-        change(folder / "config.json", hidden_act="relu")
-    model = ld.MaxSim(folder, token_pooling=2 if difference == "token_pooling" else None, **cached)
-    if difference == "weights":
+@pytest.mark.parametrize("difference", ["weights", "token_pooling"])
+def test_vectors_in_memory_are_not_used_after_a_change(difference):
+    model = ld.MaxSim(PLAIN, window_size=20)
+    before = scores(model, ROWS)
+    passes = Passes(model.model)
+    np.testing.assert_array_equal(scores(model, ROWS), before)
+    assert not passes.windows
+    if difference == "token_pooling":
+        model.token_pooling = 2
+    else:
         with torch.no_grad():
             model.model.encoder.representation[0].linear.weight.mul_(1.1)
     found = scores(model, ROWS)
-    assert len(ArrayStore(tmp_path / "vectors", 10**9)) == 2 * stored
+    forget_embeddings()
+    np.testing.assert_array_equal(scores(model, ROWS), found)
     assert np.abs(found - before).max() > 1e-4
-    exact = model.model.score(ROWS["query"].tolist(), ROWS["text"].tolist()).scores
-    np.testing.assert_allclose(found, exact, atol=2e-3)
-
-
-def test_two_threads_can_share_a_vector_cache(tmp_path, monkeypatch):
-    rows, shared = frame(QUERIES, [LONG, "a dog"]), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
-    alone = scores(ld.MaxSim(PLAIN, vector_cache=tmp_path / "alone"), rows)
-    assert np.abs(alone - scores(ld.MaxSim(PLAIN), rows)).max() > 1e-5  # rounded vectors make a difference
-    forget_embeddings()
-    threads = Interleaved().before(monkeypatch, Model, "encode")
-    for found in threads.run(lambda: scores(shared, rows), lambda: scores(shared, rows)):
-        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-6)
-
-
-def test_the_vector_cache_on_disk_keeps_its_limit_and_drops_the_oldest(tmp_path):
-    made = []
-
-    def get_or_compute(store, numbers):
-        def make(new):
-            made.append(len(new))
-            return [np.full((10, 4), numbers[i], np.float16) for i in new]  # 80 bytes each
-
-        return store.get_or_compute([bytes([number]) for number in numbers], make, width=4)
-
-    store = ArrayStore(tmp_path / "vectors", 3000)
-    for number in range(50):
-        get_or_compute(store, [number])
-    assert len(store) == 3000 // 80
-    made.clear()
-    assert [array[0, 0] for array in get_or_compute(store, range(20, 50))] == list(range(20, 50))
-    assert not made
-    get_or_compute(store, [0, 1])
-    assert made == [2]
-    too_small = ArrayStore(tmp_path / "other", 79)
-    assert get_or_compute(too_small, [0])[0].shape == (10, 4)
-    assert len(too_small) == 0
-
-
-@pytest.mark.parametrize("value", ["X''", "X'00'", "substr(value, 1, size / 2)", "'text'", "NULL"])
-def test_damaged_vectors_name_the_file_and_the_cure(value, tmp_path):
-    file = tmp_path / "vectors"
-    ld.MaxSim(PLAIN, vector_cache=file)(ROWS)
-    with sqlite3.connect(file) as connection:
-        connection.execute(f"UPDATE arrays SET value = {value}")
-    forget_embeddings()
-    with pytest.raises(ValueError, match=rf"cache .*{file.name}' is damaged: delete it"):
-        ld.MaxSim(PLAIN, vector_cache=file)(ROWS)
-
-
-def test_scores_in_a_score_cache_are_of_rounded_vectors_or_of_exact_ones(tmp_path):
-    cache = {"score_cache": tmp_path / "scores", "window_size": 20}
-    exact, rounded = ld.MaxSim(PLAIN, **cache), ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors", **cache)
-    assert (scores(exact, ROWS) != scores(rounded, ROWS)).any()
-    np.testing.assert_array_equal(scores(exact, ROWS), scores(ld.MaxSim(PLAIN, window_size=20), ROWS))
 
 
 # Pooled tokens.
@@ -307,7 +226,7 @@ def test_pooling_by_argument_is_that_of_sentence_transformers():
 def test_pooling_of_a_checkpoint_can_be_switched_off():
     pooled, single = (ld.MaxSim(POOLED, token_pooling=factor) for factor in (None, 1))
     assert (scores(pooled, ROWS) < scores(single, ROWS)).any()
-    assert pooled.model.encoder.how.pooling == 2.0
+    assert pooled.model.encoder.vector_rules.pooling == 2.0
 
 
 # Explanations.
@@ -351,14 +270,6 @@ def test_the_place_of_a_pooled_token_is_its_window():
     assert {(start, end) for _, start, end, _ in row.term_places} <= set(row.window_spans)
 
 
-def test_pooled_tokens_of_several_blocks_have_no_place():
-    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_sentences=1))
-    model = ld.MaxSim(POOLED, window_size=30, preselect=blocks, explain=True)
-    row = model(frame(["old dog"], ["An old dog. The cat in the rain. The old dog."])).iloc[0]
-    assert len(row.window_spans) == 2
-    assert all(start == end for _, start, end, _ in row.term_places)
-
-
 def test_only_the_best_window_counts_with_max():
     row = ld.MaxSim(PLAIN, window_size=20, aggregation="max", explain=True)(frame(["old dog"], [LONG])).iloc[0]
     assert row.score == pytest.approx(max(row.window_scores), abs=1e-6)
@@ -371,58 +282,30 @@ def test_only_the_best_window_counts_with_max():
 STEPS = ld.TrainingArgs(max_steps=2, queries_per_step=2, negatives=1, learning_rates={"": 1e-2})
 
 
-def test_an_adapter_stores_the_difference_to_the_backbone(plain_encoder, results, tmp_path):
-    model = ld.MaxSim(plain_encoder, window_size=20, training=STEPS).fit(results, QRELS)
-    model.save_adapter(tmp_path)
-    found, before = (scores(each, results) for each in (ld.MaxSim.load(tmp_path), ld.MaxSim(plain_encoder)))
-    np.testing.assert_allclose(found, scores(model, results), atol=5e-2)
-    assert np.abs(found - before).max() > 0.5
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_checkpoint_can_be_saved_and_loaded(name, tmp_path):
     model = ld.MaxSim(LATE_INTERACTION / name, window_size=30, token_pooling=2)
     rows = frame(QUERIES, [LONG, "A dog, a Cat!"])
     expected = scores(model, rows)
-    model.vector_cache = tmp_path / "vectors"
-    rounded = scores(model, rows)
     loaded = reloaded(model, tmp_path / "model")
-    assert loaded.model.ready
+    assert loaded.model.origin != "random"
     assert loaded.model.reader.describe() == model.model.reader.describe()
     np.testing.assert_allclose(scores(loaded, rows), expected, **CLOSE)
-    loaded.vector_cache = model.vector_cache
-    forget_embeddings()
-    passes = Passes(loaded.model)
-    np.testing.assert_array_equal(scores(loaded, rows), rounded)
-    assert passes.windows == len(QUERIES)  # all windows are in the file
-
-
-def test_validation_does_not_write_to_the_vector_cache(plain_encoder, results, tmp_path):
-    model = ld.MaxSim(plain_encoder, window_size=20, training=STEPS, vector_cache=tmp_path / "vectors")
-    model.fit(results, QRELS, results, QRELS)
-    assert not (tmp_path / "vectors").exists()
-    model(results)
-    assert (tmp_path / "vectors").exists()
 
 
 def test_start_from_another_kind_of_model_takes_over_the_encoder_only(plain_encoder, results):
     sizes, weight = {"window_size": 20, "stride": 10}, "encoder.layer.0.output.dense.weight"
     trained = ld.MaxP(plain_encoder, training=STEPS, **sizes).fit(results, QRELS)
     model = ld.MaxSim(plain_encoder, window_size=20).start_from(trained)
-    assert not model.model.ready  # its projection is random
+    assert model.model.origin == "random"  # its projection is random
     own, its = (each.model.encoder.backbone.state_dict()[weight] for each in (model, trained))
     assert torch.equal(own, its)
     maxsim = ld.MaxSim(plain_encoder, window_size=20, training=STEPS).fit(results, QRELS)
-    assert not ld.MaxP(plain_encoder, **sizes).start_from(maxsim).model.ready
-    assert not ld.MaxSim(plain_encoder).start_from(ld.BiEncoder(plain_encoder, **sizes)).model.ready
+    assert ld.MaxP(plain_encoder, **sizes).start_from(maxsim).model.origin == "random"
+    assert ld.MaxSim(plain_encoder).start_from(ld.BiEncoder(plain_encoder, **sizes)).model.origin == "random"
 
 
 # With other parts of the package.
-
-
-def test_maxsim_windows_refuses_other_models(cross_encoder):
-    with pytest.raises(ValueError, match="MaxSim"):
-        ld.MaxSimWindows(2, ld.MaxP(cross_encoder))
 
 
 def test_show_marks_the_best_matches():
@@ -450,8 +333,8 @@ def test_documents_longer_than_the_encoder_reads_are_read_in_windows_that_fit(tm
 
 def test_weights_taken_over_for_other_markers_are_untrained():
     model = ld.MaxSim(PLAIN).start_from(ld.MaxSim(PLAIN))
-    assert model.model.ready
-    assert not ld.MaxSim(FIXED).start_from(ld.MaxSim(STANFORD)).model.ready
+    assert model.model.origin != "random"
+    assert ld.MaxSim(FIXED).start_from(ld.MaxSim(STANFORD)).model.origin == "random"
 
 
 def test_checkpoints_that_retrieve_images_are_refused(tmp_path):
@@ -470,14 +353,6 @@ def test_a_saved_model_is_loaded_without_the_library_of_its_checkpoint(tmp_path,
 
 def test_skips_in_may_be_a_string():
     assert TokenVectors(skips_in="query").skips_in == ("query",)
-
-
-def test_only_transform_uses_rounded_vectors_of_the_cache(tmp_path):
-    model = ld.MaxSim(PLAIN, vector_cache=tmp_path / "vectors")
-    rounded = scores(model, ROWS)
-    exact = model.model.score(ROWS["query"].tolist(), ROWS["text"].tolist()).scores
-    np.testing.assert_allclose(exact, scores(ld.MaxSim(PLAIN), ROWS), **CLOSE)
-    assert np.abs(exact - rounded).max() > 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -179,16 +179,16 @@ def test_coverage_counts_documents_windows_queries_and_tokens(backbone):
     texts = [text_of(95), text_of(40), text_of(41), text_of(15), text_of(95), ""]
     coverage = scorer.score(queries, texts).coverage
     assert coverage == Coverage(
-        documents=6,  # the text of 95 tokens is there for two queries
-        documents_cut=3,  # 95 twice, and 41
+        pairs=6,  # the text of 95 tokens is there for two queries
+        pairs_truncated=3,  # 95 twice, and 41
         tokens=95 + 40 + 41 + 15 + 95 + 0,
         tokens_read=40 + 40 + 40 + 15 + 40 + 0,
         windows=3 + 3 + 3 + 1 + 3 + 1,
         queries=4,
-        queries_cut=2,
+        queries_truncated=2,
         query_tokens=2 + 4 + 4 + 3,
         query_tokens_read=2 + 3 + 3 + 3,
-        cut={"max_windows=3": 55 + 1 + 55, "max_query_len=3": 2},
+        truncated={"max_windows=3": 55 + 1 + 55, "max_query_len=3": 2},
     )
     assert coverage.lost == {"max_query_len=3": 2}  # that max_windows left something out was asked for
     assert coverage.share_read == (40 + 40 + 40 + 15 + 40) / (95 + 40 + 41 + 15 + 95)
@@ -225,7 +225,7 @@ LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "presel
 def test_coverage_names_the_argument_that_causes_truncation(backbone, arguments, query, text, cut):
     scorer = make(backbone, **arguments)
     coverage = scorer.score([query] * 2, [text] * 2).coverage
-    assert coverage.cut == cut
+    assert coverage.truncated == cut
     assert coverage.lost == {name: n for name, n in cut.items() if not name.startswith(("max_windows=", "preselect="))}
     unread = coverage.tokens - coverage.tokens_read + coverage.query_tokens - coverage.query_tokens_read
     assert unread == sum(n for name, n in cut.items() if not name.startswith("repeat_tokens"))

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common import frames
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import registered_heads
 from pyterrier_longdoc.modelling.inputs import Encoded
-from pyterrier_longdoc.modelling.readers import PairReader
+from pyterrier_longdoc.modelling.readers import Reader
 
 from ..support.systems import QUIET, SYSTEMS, scores, told_of
 
@@ -30,15 +29,14 @@ def over(encoder, backbone, cls=ld.MaxP, **arguments):
 
 
 @pytest.fixture
-def lengths(monkeypatch) -> type[ld.MaxP]:
+def lengths() -> type[ld.MaxP]:
     """MaxP, whose encoder explains the number of tokens of each window in a column of its own."""
-    monkeypatch.setattr(frames, "EXPLANATION", [*frames.EXPLANATION])
 
     class Lengths(WindowEncoder):
-        explains = ("window_lengths",)
+        explains = ("explain_lengths",)
 
         def explain(self, pairs, encoded, head):
-            return [{"extra": {"window_lengths": [len(one) for one in pair.windows]}} for pair in pairs]
+            return [{"extra": {"explain_lengths": [len(one) for one in pair.windows]}} for pair in pairs]
 
     class LengthsP(ld.MaxP):
         encoder_class = Lengths
@@ -48,12 +46,12 @@ def lengths(monkeypatch) -> type[ld.MaxP]:
 
 def test_explanations_of_a_custom_encoder_become_columns(lengths, cross_encoder, results):
     out = lengths(cross_encoder, explain=True, **READING)(results)
-    assert [len(row) for row in out["window_lengths"]] == [len(row) for row in out["window_scores"]]
+    assert [len(row) for row in out["explain_lengths"]] == [len(row) for row in out["window_scores"]]
 
 
 def test_a_later_model_leaves_an_encoders_column_out(lengths, cross_encoder, results):
     out = lengths(cross_encoder, explain=True, **READING)(results)
-    assert "window_lengths" not in ld.MaxP(cross_encoder, **READING)(out)
+    assert "explain_lengths" not in ld.MaxP(cross_encoder, **READING)(out)
 
 
 @pytest.mark.parametrize("found", [[], [{"lengths": 3}], [{"extra": {"lengths": 3}}], [{}]])
@@ -63,7 +61,16 @@ def test_custom_explanations_of_a_wrong_form_are_refused(found, lengths, cross_e
         lengths(cross_encoder, explain=True, **READING)(results)
 
 
-class Reversed(PairReader):
+def test_own_columns_without_the_prefix_are_refused(lengths, cross_encoder, results, monkeypatch):
+    monkeypatch.setattr(lengths.encoder_class, "explains", ("lengths",))
+    monkeypatch.setattr(
+        lengths.encoder_class, "explain", lambda self, pairs, *_: [{"extra": {"lengths": 1}}] * len(pairs)
+    )
+    with pytest.raises(ValueError, match="explain_"):
+        lengths(cross_encoder, explain=True, **READING)(results)
+
+
+class Reversed(Reader):
     """`[CLS] text [SEP] query [SEP]`."""
 
     def assemble(self, query, content):
@@ -97,7 +104,7 @@ class Layered(WindowEncoder):
 
 
 class Neutral(Layered):
-    starts_neutral = True
+    identity_at_start = True
 
 
 class Scaled(WindowEncoder):
@@ -116,9 +123,8 @@ def of_a_trained_layer(backbone):
 
 def with_another_aggregation(backbone):
     model = over(Layered, backbone, ld.PARADE, aggregation="avg")
-    assert not model.model.ready
-    model.aggregation = "max"
-    return model
+    assert model.model.origin == "random"
+    return model.apply_attributes(aggregation="max")
 
 
 UNTRAINED = {
@@ -174,9 +180,8 @@ class NoisyHead(registered_heads()["maxp"], name="noisyp"):
     """Draws weights in `warm_start`."""
 
     def warm_start(self, start):
-        ready = super().warm_start(start)
+        super().warm_start(start)
         nn.init.normal_(self.final.bias)
-        return ready
 
 
 @dataclass(eq=False, repr=False)

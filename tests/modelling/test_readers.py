@@ -19,7 +19,7 @@ from pyterrier_longdoc.modelling.late_interaction import LateReader
 from pyterrier_longdoc.modelling.layout import LAYOUTS
 from pyterrier_longdoc.modelling.readers import (
     PaddedReader,
-    PairReader,
+    Reader,
     SeparateReader,
     Specials,
     TemplateReader,
@@ -48,12 +48,12 @@ def backbone(longest=128, *, template=None, prompt="", first_position=None, vect
         first_position=first_position,
         rules=InputRules(),
         template=template,
-        options=SimpleNamespace(prompt=prompt),
+        prompt=prompt,
         interaction=SimpleNamespace(max_vectors=vectors),
     )
 
 
-def asked(windows, query=8, **options):
+def requested(windows, query=8, **options):
     return Settings(windows, max_query_len=query, **options)
 
 
@@ -122,22 +122,22 @@ def test_inputs_of_a_pass_are_padded_at_their_end():
 
 def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_path):
     loaded = load_backbone(tiny.checkpoint(tmp_path, "roberta"))
-    reader = PaddedReader(loaded, asked(Truncate(4), 3, layout=LAYOUTS["padded"]))
+    reader = PaddedReader(loaded, requested(Truncate(4), 3, layout=LAYOUTS["padded"]))
     one = reader.assemble(ids(11, 12), ids(21, 22))
     assert one.ids.tolist() == [2, 11, 12, 0, 3, 21, 22, 0, 0, 3]
     assert one.positions.tolist() == list(range(1, 1 + 3 + 3 + 4))
 
 
 def test_padded_inputs_have_a_fixed_size():
-    reader = PaddedReader(backbone(), asked(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
+    reader = PaddedReader(backbone(), requested(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
     assert (reader.query_size, len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
-    apart = LateReader(backbone(), asked(SLIDING, layout=LAYOUTS["padded"]))
+    apart = LateReader(backbone(), requested(SLIDING, layout=LAYOUTS["padded"]))
     assert len(apart.assemble_query(ids(11))) == 3 + 8
     assert len(apart.assemble(ids(), ids(21))) == 3 + 40
     assert set(apart.assemble_query(ids(11)).types.tolist()) == {0}
 
 
-# Room.
+# TokenLimits.
 
 TRAIL = Template.of("{query} fish {text}")
 
@@ -146,11 +146,11 @@ TRAIL = Template.of("{query} fish {text}")
     ("make", "windows", "query", "expected"),
     [
         # One input: 128 tokens, three of them special.
-        (PairReader, GreedyChunks(), 8, (8, 117)),
-        (PairReader, SLIDING, 8, (8, 40)),
-        (PairReader, SLIDING, None, (85, 40)),
-        (PairReader, GreedyChunks(), None, (31, 94)),  # a quarter for queries
-        (PairReader, WholeText(), None, (31, 94)),
+        (Reader, GreedyChunks(), 8, (8, 117)),
+        (Reader, SLIDING, 8, (8, 40)),
+        (Reader, SLIDING, None, (85, 40)),
+        (Reader, GreedyChunks(), None, (31, 94)),  # a quarter for queries
+        (Reader, WholeText(), None, (31, 94)),
         # [CLS], [SEP] and the template's word.
         (lambda _, s: TemplateReader(backbone(template=TRAIL), s), GreedyChunks(), 8, (8, 128 - 8 - 3)),
         # Inputs of their own: two special tokens, and the prefixes of queries and of windows.
@@ -162,8 +162,8 @@ TRAIL = Template.of("{query} fish {text}")
         (lambda *a: SeparateReader(*a, lengths=(20, 60)), GreedyChunks(), None, (18, 58)),
         (lambda *a: SeparateReader(*a, lengths=(20, 60)), GreedyChunks(70), 30, (30, 70)),
         # Nothing limits it.
-        (lambda _, s: PairReader(backbone(None), s), GreedyChunks(), None, (None, 477)),
-        (lambda _, s: PairReader(backbone(None), s), SentenceWindows(), 8, (8, None)),
+        (lambda _, s: Reader(backbone(None), s), GreedyChunks(), None, (None, 477)),
+        (lambda _, s: Reader(backbone(None), s), SentenceWindows(), 8, (8, None)),
         # A limit on both, of an interaction: 100 vectors beside ten of special tokens.
         (lambda _, s: LateReader(backbone(vectors=110), s), GreedyChunks(), 8, (8, 92)),
         (lambda _, s: LateReader(backbone(vectors=110), s), SLIDING, None, (60, 40)),
@@ -172,26 +172,26 @@ TRAIL = Template.of("{query} fish {text}")
     ],
 )
 def test_queries_and_windows_share_the_longest_input(make, windows, query, expected):
-    reader = make(backbone(), asked(windows, query))
+    reader = make(backbone(), requested(windows, query))
     assert (reader.max_query_len, reader.windows.largest) == expected
     # Room for titles comes out of that of windows.
     largest = reader.windows.largest
-    if largest is not None and windows.within(sys.maxsize) != windows and largest < 477:
-        titled = make(backbone(), asked(windows, query, repeat_tokens=10))
+    if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
+        titled = make(backbone(), requested(windows, query, repeat_tokens=10))
         assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "name"),
     [
-        (PairReader, {"max_query_len": 125}, "max_query_len=125"),
+        (Reader, {"max_query_len": 125}, "max_query_len=125"),
         (SeparateReader, {"max_query_len": 127}, "max_query_len=127"),
         (lambda _, s: LateReader(backbone(vectors=110), s), {"max_query_len": 100}, "max_query_len=100"),
-        (PairReader, {"windows": SlidingWindows(118, 60)}, "117 document tokens"),
-        (PairReader, {"windows": SlidingWindows(127, 60), "max_query_len": None}, "document tokens"),
+        (Reader, {"windows": SlidingWindows(118, 60)}, "117 document tokens"),
+        (Reader, {"windows": SlidingWindows(127, 60), "max_query_len": None}, "document tokens"),
         (SeparateReader, {"windows": SlidingWindows(127, 60)}, "126 document tokens"),
-        (PairReader, {"windows": SlidingWindows(108, 60), "repeat_tokens": 10}, "repeat_tokens"),
-        (PairReader, {"repeat_tokens": 117}, "lower repeat_tokens"),
+        (Reader, {"windows": SlidingWindows(108, 60), "repeat_tokens": 10}, "repeat_tokens"),
+        (Reader, {"repeat_tokens": 117}, "lower repeat_tokens"),
         (lambda *a: SeparateReader(*a, prefixes=("a " * 130, "")), {}, "query_prefix="),
         (lambda *a: SeparateReader(*a, prefixes=("", "a " * 130)), {}, "passage_prefix="),
         (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),

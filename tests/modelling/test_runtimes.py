@@ -13,7 +13,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import runtimes
-from pyterrier_longdoc.modelling.runtimes import FAMILIES
+from pyterrier_longdoc.modelling.backbones.families import FAMILIES
 
 from ..support import tiny, tiny_long
 from ..support.systems import QRELS, QUIET, SELECTORS, make, reloaded, scores
@@ -46,7 +46,7 @@ def assert_torchs(model, results) -> np.ndarray:
 
 ONE_LAYER = {"distilbert": {"n_layers": 1}, "modernbert": {}}  # ModernBERT's two layers differ in their attention
 REAL = {
-    **{family: ("MaxP", family, {}) for family in FAMILIES},
+    **{name: ("MaxP", name, {}) for name, family in FAMILIES.items() if family.supports_openvino},
     # Padding within inputs, and positions counted over it.
     "fixed layout": ("MaxP", "roberta", {"layout": "padded"}),
     "states of all tokens": ("NeuralModel1", "bert", {}),
@@ -142,7 +142,6 @@ def longformer(folder) -> ld.LongP:
 
 WITHOUT_EXPORT = {
     "CEDR": (lambda folder: make("CEDR-knrm"), "all layers"),
-    "TKL": (lambda folder: make("TKL"), "not exported"),
     "Longformer": (longformer, "longformer"),
 }
 """Models, and why they are not exported."""
@@ -228,7 +227,7 @@ def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, c
     assert len(exports) == 1
 
 
-@pytest.mark.parametrize("selector", ["EmbeddingWindows", "MaxSimWindows", "CrossEncoderWindows"])
+@pytest.mark.parametrize("selector", ["EmbeddingWindows", "CrossEncoderWindows"])
 def test_openvino_is_chosen_for_the_model_of_a_selector(selector, cross_encoder, results, can_export, exports):
     ld.MaxP(cross_encoder, preselect=SELECTORS[selector](1), runtime="torch", **SLIDING)(results)
     assert len(exports) == 1

@@ -1,4 +1,4 @@
-"""Weights: what is in a saved model's folder and what comes back, what may change in memory, and adapters."""
+"""Weights: what is in a saved model's folder and what comes back, and what may change in memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from safetensors.torch import load_file, save_file
 import pyterrier_longdoc as ld
 from pyterrier_longdoc import modelling
 from pyterrier_longdoc.common.arguments import arguments_of
-from pyterrier_longdoc.modelling.saved import compress, restore
 from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 
 from ..support import tiny
 from ..support.systems import QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, reloaded, scores, slow_but
 
 pytestmark = QUIET
+LORA = ld.TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
 JSON = ("config.json", "training.json", "pt_meta.json")
 FILES = {*JSON, "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
 
@@ -215,20 +215,18 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_earlier_model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("as_adapter", [False, True])
-def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(as_adapter, results, tmp_path):
+def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(results, tmp_path):
     folder, killed, outcomes = tmp_path / "saved", 0, set()
     old, new = selecting(1, tmp_path), selecting(2, tmp_path)
     whole = {"old": scores(old, results), "new": scores(new, results)}
-    save = type(old).save_adapter if as_adapter else type(old).save
-    save(old, tmp_path / "before")
+    old.save(tmp_path / "before")
     while "finished" not in outcomes:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(tmp_path / "before", folder)
         with pytest.MonkeyPatch.context() as patch:
             let_fail(patch, killed + 1, Stopped(), CHANGES)
             try:
-                save(new, folder)
+                new.save(folder)
                 outcomes.add("finished")
             except Stopped:
                 killed += 1
@@ -266,10 +264,9 @@ def test_a_folder_with_other_files_is_not_overwritten(name, content, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("save", [ld.MaxP.save, ld.MaxP.save_adapter], ids=["model", "adapter"])
-def test_weights_of_another_save_are_refused(save, tmp_path):
+def test_weights_of_another_save_are_refused(tmp_path):
     for name, seed in (("one", 1), ("other", 2)):
-        save(make("MaxP", seed=seed, pooling="cls"), tmp_path / name)
+        make("MaxP", seed=seed, pooling="cls").save(tmp_path / name)
     [weights] = (tmp_path / "other").glob("*.safetensors")
     shutil.copy(weights, tmp_path / "one")
     with pytest.raises(ValueError, match="mixes two models"):
@@ -412,7 +409,7 @@ def test_the_same_seed_gives_the_same_random_layers():
     assert not torch.isclose(first, other).any()
 
 
-@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "TKL"])
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim"])
 def test_start_from_takes_over_all_weights(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
@@ -461,92 +458,16 @@ def test_start_from_a_model_with_another_vocabulary_is_refused_and_changes_nothi
 @pytest.mark.skipif(os.name != "posix", reason="files have no such modes")
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_files_have_the_mode_that_the_umask_leaves(umask, results, tmp_path):
-    """Files of a model, an adapter, and a training state, including those that are overwritten."""
+    """Files of a model and a training state, including those that are overwritten."""
     before = os.umask(umask)
     try:
         model = make("MaxP", training=replace(LORA, checkpoint=tmp_path / "state"), preselect=ld.FirstK(2))
         model.fit(results, QRELS)
         for _ in range(2):
             model.save(tmp_path / "model")
-            model.save_adapter(tmp_path / "adapter")
         ld.rerank_to_disk(model, results, tmp_path / "blocks")
     finally:
         os.umask(before)
     modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
-    assert len([path for path in modes if path.suffix == ".safetensors"]) == 3
+    assert len([path for path in modes if path.suffix == ".safetensors"]) == 2
     assert {path: oct(mode) for path, mode in modes.items() if mode != 0o666 & ~umask} == {}
-
-
-# Adapters: models as small differences from their backbone.
-
-LORA = ld.TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
-
-
-def test_compress_stores_the_changed_weights():
-    rng = torch.Generator().manual_seed(0)
-    base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8), "bias": torch.zeros(4)}
-    change = torch.randn(20, 2, generator=rng) @ torch.randn(2, 12, generator=rng)
-    state = {**base, "matrix": base["matrix"] + change, "bias": torch.ones(4), "head": torch.randn(3)}
-    stored = compress(state, base)
-    shapes = {name: tuple(value.shape) for name, value in stored.items()}
-    assert shapes == {"matrix::B": (20, 2), "matrix::A": (2, 12), "bias": (4,), "head": (3,)}
-    torch.testing.assert_close(restore(stored, base), state, rtol=1e-3, atol=0.02)
-
-
-def test_compress_stores_changes_of_full_rank_in_int8():
-    rng = torch.Generator().manual_seed(0)
-    base, change = ({"matrix": torch.randn(20, 12, generator=rng)} for _ in range(2))
-    stored = compress({"matrix": base["matrix"] + change["matrix"]}, base)
-    assert [stored[f"matrix::{part}"].dtype for part in ("rows", "scales")] == [torch.int8, torch.float32]
-    error = restore(stored, base)["matrix"] - base["matrix"] - change["matrix"]
-    assert (error.abs() <= change["matrix"].abs().amax(1, keepdim=True) / 254 + 1e-6).all()
-
-
-# TKL has no pre-trained layers, but for a table of words.
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, sorted({*TRAINABLE} - {"LateIR", "MaxSim", "TKL"})))
-def test_save_adapter_stores_the_difference_to_the_backbone(name, results, tmp_path):
-    model = make(name, training=LORA).fit(results, QRELS)
-    model.save_adapter(tmp_path)
-    assert not (tmp_path / "model.safetensors").exists()
-    restored = ld.CrossEncoder.load(tmp_path)
-    assert type(restored) is type(model)
-    expected = scores(model, results)
-    np.testing.assert_allclose(scores(restored, results), expected, atol=0.02 * max(1.0, np.abs(expected).max()))
-    pd.testing.assert_frame_equal(restored.history, model.history)
-    with pytest.raises(ValueError, match="would discard"):
-        restored.apply_attributes(seed=7)(results)
-
-
-def test_an_adapter_can_share_the_encoder_of_another(results, tmp_path, monkeypatch):
-    first = make("MaxP", training=replace(LORA, lora=None)).fit(results, QRELS)
-    monkeypatch.chdir(tmp_path)
-    first.save_adapter("first")
-    second = make("PARADE-attn", training=LORA).start_from(ld.MaxP.load("first")).fit(results, QRELS)
-    second.save_adapter("alone")
-    second.save_adapter("shared", upon="first")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    expected, full_rank = scores(second, results), []
-    for name in ("alone", "shared"):
-        found = scores(ld.PARADE.load(tmp_path / name), results)
-        np.testing.assert_allclose(found, expected, atol=0.02 * max(1.0, np.abs(expected).max()))
-        full_rank.append(any(key.endswith("::rows") for key in load_file(tmp_path / name / "adapter.safetensors")))
-    assert full_rank == [True, False]
-
-
-def test_an_adapter_based_on_a_changed_adapter_is_refused(results, tmp_path):
-    first = make("MaxP", training=LORA).fit(results, QRELS)
-    first.save_adapter(tmp_path / "first")
-    first.save_adapter(tmp_path / "second", upon=str(tmp_path / "first"))
-    assert isinstance(ld.MaxP.load(tmp_path / "second"), ld.MaxP)
-    make("MaxP", training=replace(LORA, seed=1)).fit(results, QRELS).save_adapter(tmp_path / "first")
-    with pytest.raises(ValueError, match="other weights"):
-        ld.MaxP.load(tmp_path / "second")
-
-
-def test_an_adapter_is_refused_with_other_weights_of_the_backbone(tmp_path):
-    make("MaxP").save_adapter(tmp_path)
-    parameters = json.loads((tmp_path / "config.json").read_text())["parameters"]
-    edit(tmp_path, parameters={**parameters, "backbone": tiny.checkpoint(tmp_path / "other", seed=5)})
-    with pytest.raises(ValueError, match="other weights"):
-        ld.MaxP.load(tmp_path)

@@ -87,7 +87,7 @@ def test_scores_equal_those_of_sentence_transformers_and_are_saved(kind, tmp_pat
     one_window = {"window_size": 50, "stride": 50, **READING}
     for reranker in (ld.FirstP(folder, **READING), ld.MaxP(folder, **one_window), ld.PARADE(folder, **one_window)):
         np.testing.assert_allclose(scores(reranker, FRAME), expected, rtol=1e-5, atol=1e-5)
-        assert reranker.model.ready
+        assert reranker.model.origin != "random"
         again = reloaded(reranker, tmp_path / "ours")
         np.testing.assert_allclose(scores(again, FRAME), expected, rtol=1e-5, atol=1e-5)
         assert again.model.backbone.describe() == reranker.model.backbone.describe()
@@ -220,5 +220,5 @@ def test_packaged_models_are_loaded_without_the_library(name, monkeypatch):
 def test_with_a_pooling_of_one_s_own_the_head_is_left_out(tmp_path):
     model = ld.FirstP(stored(tmp_path)[1], pooling="mean", **READING)
     assert np.isfinite(scores(model, FRAME)).all()
-    assert not model.model.ready
+    assert model.model.origin == "random"
     assert model.model.backbone.representation is None

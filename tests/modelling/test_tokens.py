@@ -54,7 +54,4 @@ def test_window_text_is_the_original_text_of_a_window():
     (tokens,) = tokenize(Words(), [text], offsets=True)
     assert [tokens.window_text(span) for span in ld.GreedyChunks(4)(tokens)] == ["one  two,\nthree four", "five six"]
     assert tokens.window_text((2, 2)) == ""
-    left = tokens.select([(0, 2), (3, 4), (4, 5)])
-    assert left.window_text((0, 4)) == "one  two, four five"
-    assert left.window_text((1, 3)) == "two, four"
-    assert left.head(3).window_text((0, 3)) == "one  two, four"
+    assert tokens.head(3).window_text((0, 3)) == "one  two,\nthree"

@@ -185,10 +185,10 @@ def test_random_windows_only_depend_on_the_document_and_the_seed():
 
 @pytest.mark.parametrize("windows", [*EVERY_CLASS, Truncate(6, max_windows=3, seed=7)], ids=repr)
 def test_windows_that_do_not_fit_are_refused(windows):
-    assert windows.within(6) == windows
+    assert windows.resized(6) == windows
     assert windows.largest == 6
     with pytest.raises(ValueError, match=r"=6.* 5 document tokens"):
-        windows.within(5)
+        windows.resized(5)
 
 
 OPEN = (Truncate(), WholeText(), SentenceWindows(max_sentences=1), FixedGrid(6, 4, 30))

@@ -41,10 +41,6 @@ def test_a_preset_builds_its_transformer_with_its_arguments(name):
         assert argument == "llm" or getattr(model, argument) == value
 
 
-def test_arguments_of_a_preset_can_be_changed():
-    assert build("maxp", text_field=("title", "body")).text_field == ("title", "body")
-
-
 @pytest.mark.parametrize("name", [name for name in ld.presets if name not in names("RankGPT")])
 def test_queries_have_32_tokens_as_in_the_paper(name):
     # A bi-encoder's lengths include [CLS] and [SEP].
@@ -161,7 +157,7 @@ def test_as_published_also_scores_windows_of_padding(name, all_windows):
         expected = AGGREGATED[name](all_windows, head).numpy()
     np.testing.assert_allclose(scores(model, DOCUMENTS), expected, atol=1e-5, rtol=1e-5)
     assert model.coverage.windows == len(DOCUMENTS) * len(STARTS)
-    assert model.coverage.documents_cut == 2  # that of 70 tokens, for both queries
+    assert model.coverage.pairs_truncated == 2  # that of 70 tokens, for both queries
     alone = [scores(model, DOCUMENTS.iloc[[row]])[0] for row in range(len(DOCUMENTS))]
     np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=1e-5)
     # Without windows of padding, scores of shorter documents are others.
@@ -197,8 +193,3 @@ def test_the_table_has_the_values_of_the_paper():
     assert row["backbone"] == "cross-encoder/ms-marco-electra-base"
     assert row["dev RR"] == 0.431
     assert np.isnan(table.loc["firstp-rankgpt", "dev RR"])
-
-
-def test_presets_are_shown_with_row_and_arguments():
-    assert "PARADE Attn (ELECTRA)" in ld.presets._repr_html_()
-    assert "window_size=150, stride=100" in repr(ld.presets["maxp"])

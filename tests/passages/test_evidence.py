@@ -52,12 +52,6 @@ CATS = row(
 DOGS = row("dogs", "Dogs. No cat. Dogs.", ("No cat.", 4.5), rank=1)
 
 
-def test_a_document_without_visible_text_causes_no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TruncationWarning)
-        evidence(frame(CATS, row("unseen", "\u200b", rank=1)), at_least=1)
-
-
 def test_the_best_windows_of_all_documents_are_kept_in_document_order():
     out = evidence(frame(CATS, DOGS), 8)
     assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]
@@ -94,13 +88,6 @@ def test_a_window_that_does_not_fit_leaves_room_for_smaller_ones():
 def test_document_weight_prefers_windows_of_better_documents(scores, tokens, weight, texts):
     results = frame(CATS, DOGS).assign(score=scores)
     assert evidence(results, tokens, document_weight=weight)["text"].tolist() == texts
-
-
-def test_document_weight_needs_scores_of_documents():
-    results = frame(CATS, DOGS).assign(score=np.nan)
-    with pytest.raises(ValueError, match="document_weight=0"):
-        evidence(results, document_weight=1)
-    assert evidence(results)["evidence_tokens"].sum() > 0
 
 
 def test_windows_that_overlap_are_counted_and_shown_once():
@@ -168,11 +155,6 @@ def test_ties_go_to_the_better_rank_and_the_earlier_window():
     assert evidence(results.drop(columns="rank"), 4)["text"].tolist() == ["a one. a two.", "", ""]
 
 
-def test_ranks_may_be_strings():
-    rows = [row(str(rank), "one two", ("one two", 1), rank=str(rank)) for rank in (10, 2, 3)]
-    assert evidence(frame(*rows), 4)["text"].tolist() == ["", "one two", "one two"]
-
-
 def test_counting_a_long_document_takes_linear_time():
     """Each window once: texts that grow by a window each would be counted to the square of their length."""
     words, counted = [f"w{number}" for number in range(400)], []
@@ -187,25 +169,6 @@ def test_counting_a_long_document_takes_linear_time():
     assert out["evidence_tokens"].tolist() == [len(out["text"][0].split())]
     assert 117 < out["evidence_tokens"][0] <= 120
     assert sum(counted) < 3 * len(words)
-
-
-def test_special_tokens_are_counted_once_for_each_text():
-    def with_special_tokens(text):
-        return len(text.split()) + 2
-
-    out = evidence(frame(CATS, DOGS), 12, tokenizer=with_special_tokens)
-    assert out["text"].tolist() == ["A cat purrs. [...] Cats sleep.", "No cat."]
-    assert out["evidence_tokens"].tolist() == [8, 4]
-    many = frame(CATS, *[{**DOGS, "docno": str(number)} for number in range(9)])
-    assert evidence(many, 5, tokenizer=with_special_tokens)["evidence_tokens"].tolist() == [5, *[0] * 9]
-
-
-def test_windows_are_counted_together_with_their_marks():
-    def dear_marks(text):
-        return len(text.split()) + 4 * (text.count("[...]") > 0 and len(text) > 5)
-
-    out = evidence(frame(CATS, DOGS), 8, tokenizer=dear_marks)
-    assert out["text"].tolist() == ["A cat purrs. Dogs bark", "No cat."]
 
 
 def test_a_repeated_title_precedes_the_evidence_and_is_counted():
@@ -270,12 +233,6 @@ def test_a_missing_column_is_named(column, fields):
 def test_the_document_with_wrong_windows_is_named(changes, docno):
     with pytest.raises(ValueError, match=f"windows of '{docno}'"):
         evidence(frame(CATS, DOGS).assign(**changes))
-
-
-@pytest.mark.parametrize("named", [{}, {"window_tokenizer": ["one", "other"]}], ids=["no name", "two names"])
-def test_results_without_one_tokenizer_need_the_tokenizer_argument(named):
-    with pytest.raises(ValueError, match="tokenizer="):
-        ld.Evidence()(frame(CATS, DOGS).assign(**named))
 
 
 @pytest.mark.parametrize(
@@ -379,17 +336,6 @@ def test_windows_that_preselect_left_out_are_not_evidence(results):
     assert out["evidence_spans"].tolist() == [
         [tuple(row.window_spans[0])] if row.text else [] for row in out.itertuples()
     ]
-
-
-def test_text_between_key_blocks_is_not_evidence():
-    text = f"a red fish {'the cat in the rain and ' * 6}a red fish"
-    results = pd.DataFrame({"qid": "1", "query": "red fish", "docno": "a", "text": [text]})
-    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.GreedyChunks(3))
-    model = make("FirstP", preselect=blocks, explain=True)
-    out = (model >> ld.Evidence(60))(results).iloc[0]
-    assert out["text"] == "a red fish [...] a red fish"
-    assert out["evidence_spans"] == [(0, 10), (len(text) - 10, len(text))]
-    assert model.coverage.tokens_read == 6
 
 
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max", "Birch", "MaxSim"])

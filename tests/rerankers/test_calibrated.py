@@ -1,9 +1,8 @@
-"""Calibrated and Above: probabilities with known values, kept without pickles; nothing is dropped silently."""
+"""Calibrated: probabilities with known values, kept without pickles."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -182,7 +181,7 @@ def test_a_calibration_is_fitted_in_a_pipeline_and_part_of_the_key():
     before = key(model)
     (pt.Transformer.from_df(frame) >> model).fit(topics, qrels)
     assert key(model) != before  # a saved run of another calibration is another run
-    assert 0 < len((pt.Transformer.from_df(frame) >> model >> ld.Above(0.5))(topics)) < len(frame)
+    assert 0 < len((pt.Transformer.from_df(frame) >> model)(topics).query("probability >= 0.5")) < len(frame)
 
 
 def test_a_calibrated_model_shows_its_parts_and_papers():
@@ -200,39 +199,6 @@ def test_fit_without_scikit_learn_names_the_missing_package(monkeypatch):
         ld.Calibrated(SCORES).fit(*judged(30))
 
 
-ABOVE = pd.DataFrame(
-    {"qid": ["1", "1", "2", "1"], "docno": list("abcd"), "score": [1.0, 2, 3, 4], "probability": [0.5, 0.4, 0.1, 0.9]},
-    index=[5, 6, 7, 8],
-)
-
-
-def test_above_drops_documents_and_warns_about_queries_without_any():
-    before = ABOVE.copy()
-    with pytest.warns(UserWarning, match="1 of 2 queries"):
-        out = ld.Above(0.5)(ABOVE)
-    assert out["docno"].tolist() == ["a", "d"]
-    assert out["rank"].tolist() == [1, 0]
-    pd.testing.assert_frame_equal(ABOVE, before)
-    with pytest.warns(UserWarning, match="2 of 2 queries"):
-        assert len(ld.Above(1)(ABOVE)) == 0
-
-
-def test_above_does_not_warn_if_every_query_has_a_document():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert len(ld.Above(0.1)(ABOVE)) == 4
-        assert ld.Above(0.1)(ABOVE.iloc[:0]).columns.tolist() == [*ABOVE.columns, "rank"]
-
-
-def test_above_refuses_frames_without_probabilities():
-    with pytest.raises(pt.validate.InputValidationError, match="probability"):
-        ld.Above(0.5)(ABOVE.drop(columns="probability"))
-    with pytest.raises(ValueError, match="probability"):
-        ld.Above(0.5)(ABOVE.assign(probability=np.nan))
-    with pytest.raises(ValueError, match="threshold"):
-        ld.Above(1.5)
-
-
 def test_a_constant_number_of_windows_has_no_weight():
     rng = np.random.default_rng(0)
     label = (np.arange(3000) % 3 == 0).astype(int)
@@ -242,13 +208,6 @@ def test_a_constant_number_of_windows_has_no_weight():
     assert known.calibration["weights"][1] == 0.0
     few = known(frame.head(20).assign(window_scores=[[0.0]] * 20))["probability"]
     assert few.tolist() == known(frame.head(20))["probability"].tolist()
-
-
-def test_ties_stay_in_the_order_of_ranks_above_a_threshold():
-    frame = pd.DataFrame({"qid": "q", "docno": list("abcd"), "score": 1.0, "rank": [2, 0, 1, 3]})
-    frame = frame.assign(query="a", probability=[0.9, 0.9, 0.1, 0.9])
-    kept = ld.Above(0.5)(frame)
-    assert dict(zip(kept["docno"], kept["rank"], strict=True)) == {"a": 1, "b": 0, "d": 2}
 
 
 def test_a_calibrated_model_that_cannot_compute_probabilities_scores_nothing(results):
@@ -276,9 +235,3 @@ def test_probabilities_do_not_depend_on_the_scale_of_scores():
     np.testing.assert_allclose(
         ld.Calibrated(SCORES).fit(small, qrels)(small)["probability"], model(frame)["probability"], atol=1e-4
     )
-
-
-def test_above_accepts_ranks_that_are_strings_or_missing():
-    frame = pd.DataFrame({"qid": "q", "docno": list("abc"), "score": [1.0, 3.0, 2.0], "probability": 1.0})
-    for ranks, expected in ((["10", "2", "3"], [2, 0, 1]), ([0, np.nan, 1], [2, 0, 1])):
-        assert ld.Above(0.5)(frame.assign(rank=ranks))["rank"].tolist() == expected

@@ -33,7 +33,7 @@ def likely(messages):
 
 
 MODELS = {
-    **{name: lambda name=name: make(name) for name in (*REPRESENTATIVE, "Birch", "TKL")},
+    **{name: lambda name=name: make(name) for name in (*REPRESENTATIVE, "Birch")},
     "function": lambda: ld.MaxP(ld.PairScorer(overlap), window_size=10, stride=5),
     "RankGPT": lambda: ld.RankGPT(lambda messages: "[1]", on_failure="keep", answer=ld.listwise.Permutation()),
     "Pointwise": lambda: ld.Pointwise(likely, concurrency=2),

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones.families import FAMILIES
 
 from ..support import tiny, tiny_long
 from ..support.systems import QRELS, QUIET, make, scores
@@ -24,7 +25,7 @@ PAIRS = pd.DataFrame([(str(i), q, f"d{j}", t) for i, q in enumerate(QUERIES) for
 PAIRS.columns = ["qid", "query", "docno", "text"]
 LATE_INTERACTION = Path(__file__).parents[1] / "support" / "late_interaction"
 FIXTURES = sorted(path.parent.name for path in LATE_INTERACTION.glob("*/scores.json"))
-FAMILIES = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
+EXPORTABLE = [name for name, family in FAMILIES.items() if family.supports_export]
 
 
 def maxp(backbone: str, **changes) -> ld.MaxP:
@@ -50,7 +51,7 @@ def trained(backbone: str, **changes) -> ld.MaxP:
 
 
 EXPORTED = {
-    **{family: lambda folder, family=family: maxp(tiny.checkpoint(folder, family)) for family in FAMILIES},
+    **{family: lambda folder, family=family: maxp(tiny.checkpoint(folder, family)) for family in EXPORTABLE},
     **{
         name: lambda _, name=name: make(name, device="cpu", max_query_len=None)
         for name in ("FirstP", "SumP", "AvgP", "KMaxP", "SoftMaxP")
@@ -61,7 +62,7 @@ EXPORTED = {
         f"trained encoder, {family}": lambda folder, family=family: trained(
             tiny.checkpoint(folder, family, labels=None), pooling="cls"
         )
-        for family in ("bert", "roberta")
+        for family in ("bert", "roberta", "nomic_bert")
     },
 }
 
@@ -127,7 +128,7 @@ REFUSED = {
 def test_models_that_a_classifier_cannot_express_are_not_exported(kind, tmp_path):
     make_it, reason = REFUSED[kind]
     model = make_it(tmp_path / "backbone")
-    model.model.ready = True
+    model.model.origin = "fit"
     with pytest.raises(ValueError, match=reason):
         model.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
@@ -138,9 +139,9 @@ def test_random_weights_are_refused(plain_encoder, tmp_path):
         maxp(plain_encoder).export(tmp_path / "export")
 
 
-def test_a_served_model_is_refused(tmp_path):
+def test_a_function_is_refused(tmp_path):
     with pytest.raises(TypeError, match="exported"):
-        ld.MaxP(ld.ScoreServer("http://127.0.0.1:9")).export(tmp_path / "export")
+        ld.MaxP(ld.PairScorer(zip)).export(tmp_path / "export")
 
 
 def test_a_folder_with_files_is_refused(cross_encoder, tmp_path):

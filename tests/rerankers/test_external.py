@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling.heads.base import Head
 
 from ..support import tiny
-from ..support.served import LONGEST, logits
+from ..support.llm import Answer, serving
 from ..support.systems import QRELS, QUIET, make, scores
 from ..support.threads import Interleaved
+from ..test_readme import blocks
 
 pytestmark = QUIET
 
+LONGEST = 128
+"""Tokens that the tiny cross-encoder takes."""
 WORDS = {"window_size": 10, "stride": 5, "max_query_len": 8}
 
 
@@ -29,6 +34,15 @@ def overlap(queries, texts) -> list[float]:
     """A made-up scorer: words of the query in the text, and a little for its length."""
     pairs = zip(queries, texts, strict=True)
     return [sum(text.split().count(word) for word in query.split()) + len(text) / 1e3 for query, text in pairs]
+
+
+def logits(queries, texts) -> list[float]:
+    """The tiny cross-encoder's own scores of pairs, by transformers alone."""
+    folder = tiny.encoder()
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    encoded = AutoTokenizer.from_pretrained(folder)(list(queries), list(texts), padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        return model(**encoded).logits[:, 0].tolist()
 
 
 class Spy:
@@ -82,6 +96,22 @@ def test_with_a_tokenizer_scores_are_those_of_the_local_model(results):
         model, local = make(name, backbone=scorer, **further), make(name, device="cpu", **further)
         np.testing.assert_allclose(scores(model, rows), scores(local, rows), rtol=1e-5, atol=1e-5, err_msg=name)
         assert model.coverage == local.coverage
+
+
+def test_the_function_of_the_page_asks_a_server(results):
+    def answer(body: dict) -> Answer:
+        assert body.keys() == {"query", "texts", "raw_scores"}
+        own = enumerate(overlap([body["query"]] * len(body["texts"]), body["texts"]))
+        return Answer([{"index": index, "score": score} for index, score in sorted(own, key=lambda each: -each[1])])
+
+    [code] = [code for _, _, code, _ in blocks("checkpoints") if "/rerank" in code]
+    defined: dict = {"ld": ld}
+    exec(code.split("\nbge = ")[0], defined)
+    with serving(answer) as server:
+        rerank = ld.PairScorer(partial(defined["rerank"], url=server.url))
+        found = scores(ld.MaxP(rerank, batch_size=8, **WORDS), results)
+    assert {path for path, _, _ in server.requests} == {"/rerank"}
+    np.testing.assert_allclose(found, scores(ld.MaxP(ld.PairScorer(overlap), **WORDS), results))
 
 
 def test_each_pair_is_scored_once_in_batches(results):
@@ -153,7 +183,7 @@ def test_queries_and_texts_are_truncated_and_counted_in_words(results):
     model = ld.MaxP(ld.PairScorer(spy), max_query_len=2, max_doc_len=3)
     model(tiny.frame(["old  dog in the rain", " snow "], ["the cat", "a red fish in the river"]))
     assert set(spy.asked) == {(query, text) for query in ("old  dog", " snow ") for text in ("the cat", "a red fish")}
-    assert model.coverage.cut == {"max_query_len=2": 3, "max_doc_len=3": 2 * 3}  # of a text that two queries have
+    assert model.coverage.truncated == {"max_query_len=2": 3, "max_doc_len=3": 2 * 3}  # of a text that two queries have
     assert (model.coverage.query_tokens, model.coverage.tokens, model.coverage.tokens_read) == (6, 16, 10)
     model.max_query_len = None
     model(tiny.frame(["old  dog in the rain"], ["the cat"]))
@@ -219,7 +249,6 @@ def test_methods_that_need_weights_are_refused(results, tmp_path, cross_encoder)
     for use in (
         lambda: model.fit(results, QRELS),
         lambda: model.save(tmp_path),
-        lambda: model.save_adapter(tmp_path),
         lambda: model.start_from(ld.MaxP(cross_encoder)),
         lambda: ld.MaxP(cross_encoder).start_from(model),
     ):
@@ -237,7 +266,7 @@ def test_methods_that_need_weights_are_refused(results, tmp_path, cross_encoder)
         (lambda: ld.MaxP(SCORER, runtime="openvino"), "runtime"),
         (lambda: ld.MaxP(overlap), "ld.PairScorer"),
         (lambda: ld.MaxP(Rows()), "ld.PairScorer"),
-        (lambda: ld.MaxP("http://127.0.0.1:8080"), "ld.ScoreServer"),
+        (lambda: ld.MaxP("http://127.0.0.1:8080"), "ld.PairScorer"),
         (lambda: ld.BiEncoder(SCORER), "backbone"),
         (lambda: ld.PairScorer("cross-encoder/ms-marco-MiniLM-L6-v2"), "scorer="),
         (lambda: ld.MaxP(ld.PairScorer(overlap, tokenizer=str.split)).model, "tokenizer="),

@@ -264,7 +264,7 @@ WORDS = "snow in the city " * 10
     ("name", "arguments", "cut_by"),
     [
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, []),
-        ("MaxP", {"preselect": ld.KeyBlocks(ld.FirstK(1), blocks=ld.SlidingWindows(10, 10))}, []),
+        ("MaxP", {"preselect": ld.FirstK(1), "window_size": 10, "stride": 10}, []),
         ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, []),
         ("MaxP", {"max_doc_len": 30}, ["max_doc_len=30"]),
         ("MaxP", {"max_doc_len": 30, "max_windows": 1}, ["max_doc_len=30"]),
@@ -278,8 +278,8 @@ WORDS = "snow in the city " * 10
 def test_truncation_warnings_name_the_causes_except_the_selection_of_windows(name, arguments, cut_by, cross_encoder):
     model, frame = make(name, cross_encoder, **arguments), tiny.frame(["old dog"], [WORDS])
     told = told_of(ld.TruncationWarning, lambda: model(frame))
-    assert sum(model.coverage.lost.values()) <= sum(model.coverage.cut.values()) > 0
-    assert model.coverage.tokens_read == 40 - sum(n for by, n in model.coverage.cut.items() if "query" not in by)
+    assert sum(model.coverage.lost.values()) <= sum(model.coverage.truncated.values()) > 0
+    assert model.coverage.tokens_read == 40 - sum(n for by, n in model.coverage.truncated.items() if "query" not in by)
     assert [cause in message for cause, message in zip(cut_by, told, strict=True)] == [True] * len(cut_by)
     assert model.summary(frame) == model.coverage
 
@@ -298,7 +298,7 @@ def test_a_summary_equals_the_coverage_of_the_run_and_encodes_nothing(name, tmp_
     pd.testing.assert_frame_equal(candidates, before)
     model(candidates)
     assert told == model.coverage == model.summary(candidates)
-    assert told.tokens_encoded == 0 < told.cut["max_doc_len=100"]
+    assert told.tokens_encoded == 0 < told.truncated["max_doc_len=100"]
     with pytest.raises(pt.validate.InputValidationError, match=type(model).__name__):
         model.summary(candidates.drop(columns="text"))
 
@@ -311,9 +311,9 @@ def test_coverage_counts_documents_queries_and_tokens(fresh, name, results):
     first = {"FirstP": 20, "BiEncoder-first": 20, "LongP": 117}.get(name, tokens[0])
     coverage = fresh.coverage
     whole, read = 2 * tokens[0] + 3, 2 * first + 3
-    assert (coverage.documents, coverage.tokens, coverage.tokens_read) == (5, whole, read)
-    assert bool(coverage.cut) == bool(coverage.documents_cut) == (first < tokens[0])
-    assert (coverage.queries, coverage.queries_cut) == (2, 0)
+    assert (coverage.pairs, coverage.tokens, coverage.tokens_read) == (5, whole, read)
+    assert bool(coverage.truncated) == bool(coverage.pairs_truncated) == (first < tokens[0])
+    assert (coverage.queries, coverage.queries_truncated) == (2, 0)
     assert coverage.as_dict()["windows_per_document"] == coverage.windows / 5
 
 
@@ -355,9 +355,9 @@ def test_queries_get_the_tokens_that_windows_leave(name, changes, room, size, re
         told = told_of(
             ld.TruncationWarning, lambda length=length: model(results.iloc[[1]].assign(query="dog " * length))
         )
-        assert model.coverage.queries_cut == len(told) == length - room
+        assert model.coverage.queries_truncated == len(told) == length - room
     cause = f"the checkpoint's maximum query length of {room}"
-    assert model.coverage.cut == {cause: 1}
+    assert model.coverage.truncated == {cause: 1}
     assert f"by {cause}" in told[0]
 
 

@@ -58,7 +58,7 @@ def test_the_repr_of_a_saved_model_is_the_call_that_loads_it(saved, results):
 
 
 def test_an_artifact_has_the_description_of_its_model(saved):
-    assert pt.Artifact.load(str(saved)).describe() == description(ld.CrossEncoder.load(saved))
+    assert pt.Artifact.load(str(saved)).describe() == {"saved": [description(ld.CrossEncoder.load(saved))]}
 
 
 def test_the_key_of_an_artifact_depends_on_the_saved_model(cross_encoder, tmp_path):
@@ -198,17 +198,18 @@ def test_packaged_models_rank_the_matching_text_first(name):
 @pytest.mark.parametrize("name", packaged_models())
 def test_packaged_models_have_the_fingerprints_of_their_weights(name):
     config = json.loads((model_folder(name) / "config.json").read_text())
-    upon = config["adapter"]["upon"] or name
-    own, beneath = (load_file(model_folder(each) / "adapter.safetensors") for each in (name, upon))
+    origin = config["compact"]
+    of = origin["encoder_of"] or name
+    own, beneath = (load_file(model_folder(each) / "changes.safetensors") for each in (name, of))
     encoder = {key: value for key, value in beneath.items() if key.startswith("encoder.backbone.")}
     assert config["weights"] == fingerprint(own)
-    assert config["adapter"]["upon_weights"] == (None if upon == name else fingerprint(encoder))
+    assert origin["encoder"] == (None if of == name else fingerprint(encoder))
 
 
 @pytest.mark.parametrize(
     ("make_bad", "word"),
     [
-        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:avgp, longdoc:firstp"),
+        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:firstp"),
         (lambda: ld.MaxP("longdoc:nothing").model, "longdoc:minilm-l6"),
         (lambda: ld.MaxP("longdoc:maxp").model, "load"),
     ],

@@ -179,13 +179,18 @@ def test_every_way_to_change_weights_changes_the_key(path, results):
 
 
 @pytest.mark.parametrize("kind", own.EDITED)
-def test_scores_of_user_code_are_not_stored(kind, path, results, plain_encoder):
-    make_edited, name = own.EDITED[kind]
-    for sign in (1, -1):
-        model = make_edited(sign, plain_encoder, score_cache=path)
-        with pytest.warns(UserWarning, match=name):
-            found = scores(model, results)
+def test_scores_of_a_users_class_are_not_those_before_its_edit(kind, path, results, plain_encoder):
+    make_edited, _ = own.EDITED[kind]
+    for sign in (1, -1, 1):
+        found = scores(make_edited(sign, plain_encoder, score_cache=path), results)
         np.testing.assert_allclose(found, scores(make_edited(sign, plain_encoder), results), atol=1e-5)
+
+
+def test_scores_of_a_function_without_identity_are_not_stored(path, results):
+    module = torch.nn.Identity()
+    model = ld.MaxP(ld.PairScorer(lambda queries, texts: module([1.0] * len(texts))), score_cache=path)
+    with pytest.warns(UserWarning, match="name="):
+        model(results)
     assert not path.exists()
 
 

@@ -17,9 +17,6 @@ class Digests(pt.Transformer):
     def __init__(self, name: str = "a", log: Path | None = None) -> None:
         self.name, self.log = name, log
 
-    def describe(self) -> dict[str, str]:
-        return {"name": self.name}
-
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         pt.validate.result_frame(inp, extra_columns=["query"])
         keys = (self.name + inp["qid"] + " " + inp["docno"]).tolist() if len(inp) else []
@@ -37,17 +34,9 @@ class Digests(pt.Transformer):
         return [line.split() for line in self.log.read_text(encoding="utf-8").splitlines()]
 
 
-def candidates(rows: int, queries: int, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`qid, docno, score`, the rows of each query scattered over the run, and topics."""
+def candidates(rows: int, queries: int, seed: int = 0) -> pd.DataFrame:
+    """`qid, query, docno, score`, the rows of each query scattered over the run."""
     rng = np.random.default_rng(seed)
-    qids = np.array([f"q{i}" for i in range(queries)], dtype=object)
-    run = pd.DataFrame({"qid": qids[rng.integers(0, queries, rows)], "docno": [f"d{i}" for i in range(rows)]})
-    return run.assign(score=rng.normal(size=rows)), pd.DataFrame({"qid": qids, "query": "some words"})
-
-
-def write_trec(run: pd.DataFrame, path: Path) -> Path:
-    """Writes the rows in their order, which says nothing about ranks."""
-    run.assign(q0="Q0", rank=0, name="bm25")[["qid", "q0", "docno", "rank", "score", "name"]].to_csv(
-        path, sep=" ", header=False, index=False
-    )
-    return path
+    qids = [f"q{i}" for i in rng.integers(0, queries, rows)]
+    run = pd.DataFrame({"qid": qids, "query": "some words", "docno": [f"d{i}" for i in range(rows)]})
+    return run.assign(score=rng.normal(size=rows))

@@ -40,7 +40,7 @@ def with_windows(sign: int, backbone: str, **options: Any) -> Any:
         def largest(self):
             return 4
 
-        def within(self, capacity):
+        def resized(self, capacity):
             return self
 
         def spans(self, tokens):

@@ -42,7 +42,6 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr", **CHUNKS}),
     "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm", **CHUNKS}),
     "NeuralModel1": (ld.NeuralModel1, CHUNKS),
-    "TKL": (ld.TKL, {"region_size": 8, **CHUNKS}),
 }
 BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "BiEncoder-first": (ld.BiEncoder, {"aggregation": "first", **CHUNKS}),
@@ -53,7 +52,7 @@ SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 
 UNTRAINED = (
     "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MaxSim", "CEDR-pacrr",
-    "CEDR-drmm", "NeuralModel1", "TKL",
+    "CEDR-drmm", "NeuralModel1",
 )  # fmt: skip
 """Systems that need training whatever the backbone."""
 
@@ -67,11 +66,11 @@ REMEMBERING = ("LateIR", "MaxSim", *BI_ENCODERS)
 REPRESENTATIVE = ("MaxP", "PARADE-pretrained", "LateIR", "CEDR-knrm", "BiEncoder-max")
 """Systems with code of their own between text and score; the others differ from one of them in a head or in windows."""
 
-CONTRACT = (*REPRESENTATIVE, "FirstP", "LongP", "Birch", "PARADE-query", "MaxSim", "NeuralModel1", "TKL")
+CONTRACT = (*REPRESENTATIVE, "FirstP", "LongP", "Birch", "PARADE-query", "MaxSim", "NeuralModel1")
 """Also those that read, remember or need something else: what holds for these does not depend on the head.
 
 FirstP and LongP read one window, Birch sentences and a first stage's scores, PARADE-query the states of the query,
-NeuralModel1 those of all tokens; MaxSim and TKL have encoders of their own.
+NeuralModel1 those of all tokens; MaxSim has an encoder of its own.
 """
 TRAINABLE = tuple(name for name in CONTRACT if name in CROSS_ENCODERS)
 """Those that can be trained and saved."""
@@ -97,9 +96,8 @@ SELECTORS: dict[str, Callable[[int], Any]] = {
     "FirstK": ld.FirstK,
     "BM25Windows": ld.BM25Windows,
     "EmbeddingWindows": lambda k: ld.EmbeddingWindows(k, make("BiEncoder-max")),
-    "MaxSimWindows": lambda k: ld.MaxSimWindows(k, make("MaxSim")),
     "CrossEncoderWindows": lambda k: ld.CrossEncoderWindows(k, make("FirstP")),
-    "WordEmbeddingWindows": lambda k: ld.WordEmbeddingWindows(k, make("FirstP")),
+    "CrossEncoderWindows of MaxSim": lambda k: ld.CrossEncoderWindows(k, make("MaxSim")),
 }
 """By name, what makes a selector of the best `k` windows."""
 

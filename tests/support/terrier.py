@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,6 @@ from typing import Any
 import pyterrier as pt
 import pytest
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pytest needs it there
-
-ROOT = Path(__file__).resolve().parents[2]
 JARS = ("terrier-assemblies", "terrier-python-helper")
 
 DOCUMENTS = {
@@ -74,20 +67,6 @@ def environment(home: Path) -> dict[str, str]:
     found = {jar: re.search(r"-(\d[\d.]*\d)", path.name) for jar, path in jars().items()}
     assembly, helper = (match[1] for match in found.values() if match)
     return {**os.environ, "PYTERRIER_HOME": str(home), "TERRIER_VERSION": assembly, "TERRIER_HELPER_VERSION": helper}
-
-
-def declare_entry_points(folder: Path) -> None:
-    """Makes the entry points of `pyproject.toml` those of a package in the folder, for a path of Python's."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [
-        line
-        for group, names in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in names.items()))
-    ]
-    package = folder / "entry_points_of_pyproject-0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Name: entry-points-of-pyproject\nVersion: 0\n", encoding="utf-8")
-    (package / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
 def index(folder: Path, documents: dict[str, str] | Iterable[dict[str, str]] = DOCUMENTS, **meta: int) -> Any:

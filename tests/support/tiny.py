@@ -42,24 +42,36 @@ SIZES = {
     "initializer_range": 0.3,
 }
 
+_DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 16,
+    "pooler_hidden_size": 32,
+}
+_ROBERTA = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
+
 FAMILIES = {
     "bert": {},
     "electra": {"embedding_size": 32},
-    "roberta": {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0},
-    "xlm-roberta": {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0},
-    "deberta-v2": {
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_biased_input": False,
-        "type_vocab_size": 0,
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-        "position_buckets": 16,
-        "pooler_hidden_size": 32,
-    },
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    "deberta": _DEBERTA,
+    "deberta-v2": _DEBERTA,
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 16, "pad_token_id": 0},
+    "nomic_bert": {"pad_token_id": 0},
+    "eurobert": {"pad_token_id": 0},
+    "longformer": {**_ROBERTA, "attention_window": 8},
+    "big_bird": {"block_size": 8, "num_random_blocks": 1},
+    "convbert": {"head_ratio": 2, "embedding_size": 32},
+    "luke": {"entity_vocab_size": 10},
 }
+"""Sizes that a family of the table of architectures needs in its tiny checkpoints, besides `SIZES`."""
 
 
 AGGREGATOR = {

@@ -9,7 +9,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.training import TrainingArgs, fit_seeds, make_groups
+from pyterrier_longdoc.training import TrainingArgs, make_groups
 
 from ..support.systems import QUIET, make
 from ..support.toy import optimizer_steps, qrels, toy_task
@@ -53,7 +53,7 @@ def test_each_step_loads_only_the_texts_it_draws(cross_encoder):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, max_steps=4), text_loader=counting)
     model.fit(run, judged)
     assert list(map(len, counting.asked)) == [6, 6, 6, 6]  # one call for a step: 3 queries with 2 documents each
-    assert model.coverage.documents == len({key for step in counting.asked for key in step}) == 24
+    assert model.coverage.pairs == len({key for step in counting.asked for key in step}) == 24
     assert model.trained_on.candidates == rows
 
 
@@ -98,19 +98,6 @@ def test_a_resumed_training_loads_only_texts_of_the_remaining_steps(cross_encode
     resumed = make("MaxP", cross_encoder, training=recipe, text_loader=rest).fit(BARE, JUDGED)
     np.testing.assert_allclose(resumed(RUN)["score"], whole(RUN)["score"], atol=1e-5)
     assert len(rest.asked) == 6 - 3  # of 6 steps
-
-
-def test_models_trained_with_another_text_loader_are_refused_or_cause_a_warning(cross_encoder, tmp_path):
-    def fit(given: pt.Transformer) -> None:
-        model = make("MaxP", cross_encoder, training=RECIPE, text_loader=given)
-        fit_seeds(model, [0], BARE, JUDGED, folder=tmp_path / type(given).__name__)
-
-    fit(loader())
-    with pytest.raises(ValueError, match="another training"):
-        fit(loader(d1="a cat"))
-    fit(pt.apply.text(lambda row: "cat"))
-    with pytest.warns(UserWarning, match="lambda.* may have changed"):
-        fit(pt.apply.text(lambda row: "dog"))
 
 
 def test_a_query_without_an_id_is_not_trained_on():

@@ -584,9 +584,9 @@ def test_two_processes_compute_what_one_does(alone, tmp_path):
 
 # Every kind of model and every kind of loss learns.
 
-LEARNERS = ("MaxP", "PARADE-attn", "PARADE-query", "LateIR", "MaxSim", "CEDR-knrm", "NeuralModel1", "TKL")
+LEARNERS = ("MaxP", "PARADE-attn", "PARADE-query", "LateIR", "MaxSim", "CEDR-knrm", "NeuralModel1")
 """Heads of scores, of vectors, of a transformer with the states of the query, and over an aggregator of their own;
-heads of matches of all layers and of the last one; and the encoders of MaxSim and TKL."""
+heads of matches of all layers and of the last one; and the encoder of MaxSim."""
 LOSSES = {
     "listwise": {"loss": "lambda_loss", "sampling": "listwise", "negatives": 3},
     "distillation": {"loss": "distillation", "sampling": "pointwise", "queries_per_forward": 2},

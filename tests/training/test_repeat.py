@@ -1,4 +1,4 @@
-"""The same training on several runs in turn, for each fold, and with several seeds."""
+"""The same training on several runs in turn, and for each fold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pyterrier_longdoc.training import (
     ContinuedTrainingWarning,
     TrainingArgs,
     fit_in_turn,
-    fit_seeds,
     k_fold_fit,
     recipes,
 )
@@ -195,14 +194,12 @@ def test_an_interrupted_k_fold_fit_continues_with_the_same_results(maxp, whole, 
     pd.testing.assert_frame_equal(again.run, resumed.run)
 
 
-def test_finished_models_with_user_code_are_loaded_with_a_warning_and_score_again(cross_encoder, tmp_path):
-    make_edited, name = EDITED["head"]
-    k_fold_fit(make_edited(1, cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
-    edited = make_edited(-1, cross_encoder, training=RECIPE)
-    with optimizer_steps() as steps, pytest.warns(UserWarning, match=f"fold-1'.*code of .*{name}"):
-        again = k_fold_fit(edited, RUN, QRELS, FOLDS, folder=tmp_path)
-    assert not steps
-    assert again.run["score"].tolist() == pytest.approx(again(RUN)["score"].tolist())
+def test_models_of_an_edited_class_are_refused(cross_encoder, tmp_path):
+    make_edited, _ = EDITED["head"]
+    for _ in range(2):
+        k_fold_fit(make_edited(1, cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
+    with pytest.raises(ValueError, match="fold-0"):
+        k_fold_fit(make_edited(-1, cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
 
 
 def test_other_training_data_is_refused_and_keeps_finished_models(maxp, whole, tmp_path):
@@ -257,58 +254,3 @@ def test_wrong_input_is_refused_by_name(changes, named):
     arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
     with pytest.raises(ValueError, match=named):
         k_fold_fit(**arguments)
-
-
-# Seeds.
-
-
-def test_fit_seeds_trains_a_model_for_each_seed(plain_encoder, tmp_path):
-    model = make("PARADE-transformer", plain_encoder, training=RECIPE)
-    whole = fit_seeds(model, [0, 1], RUN, QRELS)
-    scores = {seed: whole[seed](RUN)["score"].tolist() for seed in whole}
-    assert list(whole) == [0, 1]
-    assert scores[0] != scores[1]
-    assert [(m.seed, m.training.seed) for m in whole.values()] == [(0, 0), (1, 1)]
-    assert model.seed == 42
-    made = fit_seeds(
-        lambda seed: make("PARADE-transformer", plain_encoder, training=RECIPE, seed=seed), (1,), RUN, QRELS
-    )
-    assert made[1](RUN)["score"].tolist() == pytest.approx(scores[1], rel=1e-5)
-    with optimizer_steps(stop_at=6 + 2):
-        fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
-    with optimizer_steps() as steps:
-        resumed = fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
-    assert len(steps) == 6 - 1
-    assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
-
-
-def test_fit_seeds_accepts_a_class_as_factory(cross_encoder):
-    class Small(ld.MaxP):
-        def __init__(self, *, seed):
-            super().__init__(cross_encoder, window_size=20, stride=10, max_query_len=8, training=RECIPE, seed=seed)
-
-    models = fit_seeds(Small, [0, 1], RUN, QRELS)
-    assert [(model.seed, model.training.seed) for model in models.values()] == [(0, 0), (1, 1)]
-
-
-def test_fit_seeds_continues_from_a_trained_model(maxp):
-    maxp.fit(RUN, QRELS)
-    models = fit_seeds(maxp, [0, 1], RUN, QRELS)
-    assert [(model.seed, model.training.seed) for model in models.values()] == [(42, 0), (42, 1)]
-    assert models[0](RUN)["score"].tolist() != models[1](RUN)["score"].tolist()
-    assert len(maxp.history) == 1
-
-
-@pytest.mark.parametrize(
-    ("model", "seeds", "error", "named"),
-    [
-        (Memory, [], ValueError, "seeds"),
-        (Memory, [0, 0], ValueError, "seeds"),
-        (Memory, [0.5], ValueError, "seeds"),
-        (lambda seed: ONE, [0, 1], ValueError, "twice"),
-        (Memory, [0, 1], TypeError, "seed"),
-    ],
-)
-def test_wrong_seeds_are_refused_by_name(model, seeds, error, named):
-    with pytest.raises(error, match=named):
-        fit_seeds(model, seeds, RUN, QRELS)

@@ -6,29 +6,18 @@ Shapes: V inputs of a pass, T tokens.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from ..inputs import Pass
-from ..templates import Template
 from ..tokens import TokenizedText
-
-POSITIONS_FROM_IDS = {
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
-"""Families that number positions from `pad_token_id + 1`, counting only real tokens."""
-
-_LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
-"""Families whose mask does not apply to every step (convolutions, Fourier transforms)."""
 
 _PASS = threading.Lock()
 """Held during a pass of BigBird, which sets the model's kind of attention and numpy's global generator."""
@@ -36,37 +25,22 @@ _PASS = threading.Lock()
 GLOBAL_ATTENTION = ("query", "query_only", "cls", "sentences")
 
 
-@dataclass(frozen=True)
-class BackboneOptions:
-    """How a backbone is used where there is a choice; each option is a reranker's argument of that name.
+class InputRules:
+    """The needs of an architecture in its passes; here no more than ids, a mask and constant arguments.
 
-    Attributes:
-        pooling: `"cls"`, `"mean"` or `"last"`, of the last layer's states as they are; None for the checkpoint's
-            pooling and representation step.
-        template: the words around query and text; None for the checkpoint's template, else the tokenizer's layout for
-            two texts.
-        prompt: the checkpoint's words before every query.
-        global_attention: for Longformer, see `LongformerRules`.
-        attention_window: for Longformer, the number of tokens around each token that it attends to; None for the
-            configuration's.
-        attention_type: for BigBird, `"block_sparse"` or `"original_full"`; None for the configuration's.
-        attn_implementation: see `use_attention`.
+    Args:
+        config: the backbone's configuration; only some architectures need it.
+        arguments: the backbone's arguments in every pass.
     """
 
-    pooling: str | None = None
-    template: Template | None = None
-    prompt: str = ""
-    global_attention: str = "query"
-    attention_window: int | None = None
-    attention_type: str | None = None
-    attn_implementation: str | None = None
-
-
-class InputRules:
-    """The needs of an architecture in its passes; here none."""
+    padding = "none"
+    """The rule of padding in the words of the table of architectures."""
 
     needs_offsets = False
     """Whether `tokens` needs the character offsets of tokens."""
+
+    def __init__(self, config: Any = None, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.arguments = arguments
 
     def tokens(self, text: TokenizedText) -> TokenizedText:
         """Return the tokens of a text as the architecture reads them."""
@@ -90,7 +64,7 @@ class InputRules:
 
     def extra_inputs(self, batch: Pass) -> dict[str, Any]:
         """Return the backbone's arguments besides ids, mask, segments and positions."""
-        return {}
+        return dict(self.arguments)
 
     @contextmanager
     def pass_context(self, model: Any, length: int) -> Iterator[None]:
@@ -98,38 +72,47 @@ class InputRules:
         yield
 
 
-class DecoderRules(InputRules):
-    """Language models: no cache of keys and values, because only generation needs one."""
-
-    def extra_inputs(self, batch: Pass) -> dict[str, Any]:
-        return {"use_cache": False}
-
-
 class EqualLengthRules(InputRules):
     """Encoders whose states depend on padding despite the mask: inputs of a pass have equal length."""
+
+    padding = "one length in a pass"
 
     def group(self, length: int) -> int:
         return length
 
 
 class LongformerRules(InputRules):
-    """Longformer: tokens with global attention.
+    """Longformer: tokens with global attention, and inputs padded to a multiple of its window, as in the model itself.
 
     Args:
-        window: inputs are padded to a multiple of it, as the model itself does.
+        config: the backbone's configuration.
+        arguments: the backbone's arguments in every pass.
         global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (as run by Boytsov et al. 2025);
-            `"query_only"`: the query's tokens (as in their text); `"cls"`: only `[CLS]`.
+            `"query_only"`: the query's tokens (as in their text); `"cls"`: only `[CLS]`; `"sentences"`: like `"query"`,
+            with a mark before each sentence of a text (QDS-Transformer, Jiang et al. 2020).
+        mark: the mark, the tokenizer's first token; None without marks.
     """
 
-    def __init__(self, window: int, global_attention: str) -> None:
-        self.window = window
+    padding = "to its window"
+
+    def __init__(
+        self, config: Any, arguments: Mapping[str, Any], *, global_attention: str = "query", mark: int | None = None
+    ) -> None:
+        super().__init__(config, arguments)
+        window = config.attention_window
+        self.window = window if isinstance(window, int) else max(window)
         self.global_attention = global_attention
+        self.mark = mark
+        self.needs_offsets = mark is not None
+
+    def tokens(self, text: TokenizedText) -> TokenizedText:
+        return text if self.mark is None else text.with_sentences_marked(self.mark)
 
     def padded(self, length: int) -> int:
         return -(-length // self.window) * self.window
 
     def extra_inputs(self, batch: Pass) -> dict[str, Any]:
-        return {"global_attention_mask": self.global_tokens(batch).long()}
+        return {**self.arguments, "global_attention_mask": self.global_tokens(batch).long()}
 
     def global_tokens(self, batch: Pass) -> torch.Tensor:
         """Return the `(V, T)` bool mask of tokens with global attention."""
@@ -141,28 +124,8 @@ class LongformerRules(InputRules):
         between = (position >= end) & (position < content) & batch.mask
         # The first real token between query and text, or `[CLS]` for a single text.
         separator = position == between.int().argmax(1, keepdim=True)
-        return {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
-
-
-class SentenceRules(LongformerRules):
-    """QDS-Transformer (Jiang et al. 2020): a mark before each sentence of a text has global attention, too.
-
-    Args:
-        window: see `LongformerRules`.
-        mark: the mark, the tokenizer's first token.
-    """
-
-    needs_offsets = True
-
-    def __init__(self, window: int, mark: int) -> None:
-        super().__init__(window, "query")
-        self.mark = mark
-
-    def tokens(self, text: TokenizedText) -> TokenizedText:
-        return text.with_sentences_marked(self.mark)
-
-    def global_tokens(self, batch: Pass) -> torch.Tensor:
-        return super().global_tokens(batch) | ((batch.input_ids == self.mark) & batch.mask)
+        chosen = {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
+        return chosen if self.mark is None else chosen | ((batch.input_ids == self.mark) & batch.mask)
 
 
 class BigBirdRules(InputRules):
@@ -170,18 +133,16 @@ class BigBirdRules(InputRules):
 
     At the first short input, the model itself switches to full attention permanently. Its last block, which all tokens
     attend to, moves with the padding: inputs of a pass therefore have the same number of blocks.
-
-    Args:
-        block: tokens in a block.
-        random_blocks: the number of random blocks that each block attends to (only in training).
-        sparse: False for full attention at any length.
     """
 
-    def __init__(self, block: int, random_blocks: int, sparse: bool) -> None:
-        self.block = block
-        self.sparse = sparse
+    padding = "to its blocks, one length in a pass"
+
+    def __init__(self, config: Any, arguments: Mapping[str, Any]) -> None:
+        super().__init__(config, arguments)
+        self.block = config.block_size
+        self.sparse = config.attention_type == "block_sparse"
         # Shorter inputs get full attention.
-        self.longest_full = (5 + 2 * random_blocks) * block
+        self.longest_full = (5 + 2 * config.num_random_blocks) * self.block
 
     def group(self, length: int) -> int:
         return self.padded(length) if self.is_sparse(length) else 0
@@ -216,47 +177,6 @@ class BigBirdRules(InputRules):
                     yield
                 finally:
                     np.random.set_state(state)  # noqa: NPY002
-
-
-_OWNERS = {"global_attention": "longformer", "attention_window": "longformer", "attention_type": "big_bird"}
-"""Options that only one family has."""
-
-
-def rules_for(config: Any, options: BackboneOptions, tokenizer: Any = None) -> InputRules:
-    """Return the rules of the architecture that a configuration describes; ValueError for options it does not have."""
-    family = config.model_type
-    for name, owner in _OWNERS.items():
-        value = getattr(options, name)
-        if family != owner and value != getattr(BackboneOptions, name):
-            raise ValueError(f"{name}={value!r} would have no effect: it is for {owner}, not for {family}")
-    if options.global_attention == "sentences" and options.template is not None:
-        raise ValueError("global_attention='sentences' marks sentences in [CLS] query [SEP] text [SEP]: omit template")
-    answers = None if options.template is None else options.template.answers
-    # For remote code, nothing shows whether it answers.
-    if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
-        raise ValueError(f"a template with answers={answers!r} is for language models, not for {family}")
-    if family == "longformer":
-        window = config.attention_window if isinstance(config.attention_window, int) else max(config.attention_window)
-        if options.global_attention == "sentences" and tokenizer is not None:
-            return SentenceRules(window, tokenizer("a")["input_ids"][0])
-        return LongformerRules(window, options.global_attention)
-    if family == "big_bird":
-        sparse = (options.attention_type or config.attention_type) == "block_sparse"
-        return BigBirdRules(config.block_size, config.num_random_blocks, sparse)
-    if family in _LET_PADDING_IN:
-        return EqualLengthRules()
-    return DecoderRules() if is_decoder(config) else InputRules()
-
-
-def is_decoder(config: Any) -> bool:
-    """Return whether an architecture is a left-to-right language model."""
-    family = config.model_type
-    return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-
-def is_language_model(config: Any) -> bool:
-    """Return whether an architecture generates text: left to right, or as a decoder that attends to an encoder."""
-    return is_decoder(config) or bool(getattr(config, "is_encoder_decoder", False))
 
 
 def layer_stack(backbone: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from transformers.activations import get_activation
 
 from .alibi import AlibiBert, AlibiConfig, weights_of
-from .architectures import is_decoder
+from .families import family_of
 from .t5 import FirstStep
 
 
@@ -22,10 +22,8 @@ class Representation(nn.Sequential):
     Maps `(V, H)` pooled states to `(V, H)` representations.
     """
 
-    def __init__(
-        self, dense: nn.Module, activation: nn.Module, dropout: float = 0.0, norm: nn.Module | None = None
-    ) -> None:
-        steps = {"dropout": nn.Dropout(dropout), "dense": dense, "activation": activation, "norm": norm}
+    def __init__(self, dense: nn.Module, activation: str, dropout: float = 0.0, norm: nn.Module | None = None) -> None:
+        steps = {"dropout": nn.Dropout(dropout), "dense": dense, "activation": get_activation(activation), "norm": norm}
         super().__init__(OrderedDict((name, step or nn.Identity()) for name, step in steps.items()))
 
 
@@ -47,34 +45,37 @@ class Parts:
     pooling: str
 
 
-Split = Callable[[Any], tuple[Representation, nn.Linear]]
-"""Returns a classifier's representation step and its final layer."""
-
-
 def is_classifier(config: Any) -> bool:
     """Return whether a configuration names a classification head."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
-def has_known_head(config: Any) -> bool:
-    """Return whether the checkpoint has a classification head that can be used."""
-    return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config))
-
-
 def take_apart(model: Any) -> Parts:
     """Return the parts of a classifier with a known head, or of a plain encoder."""
     config = model.config
-    if is_decoder(config):
-        # A decoder's head uses the last token: only this one attends to the whole input.
-        if not isinstance(getattr(model, "score", None), nn.Linear):
-            return Parts(model.base_model, None, None, "mean")
-        return Parts(model.base_model, None, one_logit(model.score, config.id2label), "last")
-    if not hasattr(model, "classifier") or not has_known_head(config):
-        return Parts(without_pooler(model), None, None, "cls")
-    representation, final = CLASSIFIERS[config.model_type](model)
-    pooling = getattr(config, "classifier_pooling", "cls") if config.model_type in ("modernbert", "eurobert") else "cls"
+    family = family_of(config)
+    head = family.head
+    final = None if head is None else _part(model, head.final)
+    if head is None or not isinstance(final, nn.Linear):
+        is_decoder = family.kind == "decoder"
+        return Parts(
+            without_pooler(model.base_model if is_decoder else model), None, None, "mean" if is_decoder else "cls"
+        )
+    representation = None
+    if head.dense:
+        dropout, norm = (_part(model, place) if place else None for place in (head.dropout, head.norm))
+        activation = getattr(config, head.activation, head.activation)
+        representation = Representation(_part(model, head.dense), activation, getattr(dropout, "p", 0.0), norm)
+    pooling = getattr(config, "classifier_pooling", family.pooling)
     pooling = {"bos": "cls"}.get(pooling, pooling)
     return Parts(without_pooler(model.base_model), representation, one_logit(final, config.id2label), pooling)
+
+
+def _part(model: Any, place: str) -> Any:
+    """Return the module at a place such as `"classifier.dense"`; None if there is none."""
+    for name in place.split("."):
+        model = getattr(model, name, None)
+    return model
 
 
 def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
@@ -141,7 +142,7 @@ def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any
 
 def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
     """Return the same parts with random weights; with BERT's classification head if `classifier`."""
-    dense = Representation(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh()) if classifier else None
+    dense = Representation(nn.Linear(config.hidden_size, config.hidden_size), "tanh") if classifier else None
     return Parts(AlibiBert(config), dense, None, "cls")
 
 
@@ -197,44 +198,3 @@ def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
             margin.weight.sub_(logits.weight[no : no + 1])
             margin.bias.sub_(bias[no])
     return margin
-
-
-def _dense_out_proj(activation: str | None) -> Split:
-    """Return how to split `out_proj(activation(dense(x)))`; None for the configuration's activation."""
-    return lambda model: (
-        Representation(
-            model.classifier.dense,
-            get_activation(activation or model.config.hidden_act),
-            dropout=model.classifier.dropout.p,
-        ),
-        model.classifier.out_proj,
-    )
-
-
-def _bert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.base_model.pooler.dense, nn.Tanh()), model.classifier
-
-
-def _deberta(model: Any) -> tuple[Representation, nn.Linear]:
-    activation, dropout = get_activation(model.config.pooler_hidden_act), float(model.config.pooler_dropout)
-    return Representation(model.pooler.dense, activation, dropout=dropout), model.classifier
-
-
-CLASSIFIERS: dict[str, Split] = {
-    "bert": _bert,
-    "nomic_bert": _bert,
-    "longformer": _dense_out_proj("tanh"),
-    "big_bird": _dense_out_proj(None),
-    "eurobert": lambda model: (Representation(model.dense, model.activation), model.classifier),
-    "electra": _dense_out_proj("gelu"),
-    "roberta": _dense_out_proj("tanh"),
-    "xlm-roberta": _dense_out_proj("tanh"),
-    "camembert": _dense_out_proj("tanh"),
-    "deberta": _deberta,
-    "deberta-v2": _deberta,
-    "distilbert": lambda model: (Representation(model.pre_classifier, nn.ReLU()), model.classifier),
-    "modernbert": lambda model: (
-        Representation(model.head.dense, model.head.act, norm=model.head.norm),
-        model.classifier,
-    ),
-}

@@ -31,22 +31,11 @@ from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
 from ..templates import TEMPLATES, Template, names_roles, template_of_roles
 from .alibi import AlibiConfig, is_published_layout
-from .architectures import (
-    POSITIONS_FROM_IDS,
-    BackboneOptions,
-    InputRules,
-    is_decoder,
-    is_language_model,
-    quiet,
-    rules_for,
-    use_attention,
-)
+from .architectures import InputRules, quiet, use_attention
 from .classifiers import (
-    CLASSIFIERS,
     Parts,
     alibi_parts,
     build_alibi,
-    has_known_head,
     is_classifier,
     one_logit,
     relevant_label,
@@ -54,10 +43,11 @@ from .classifiers import (
     take_apart,
     without_pooler,
 )
+from .families import FAMILIES, Family, family_of
 from .modules import check_transformer, load_head
 from .sentence_transformers_files import CrossEncoderFiles, check_lower_case, cross_encoder_files, kind_of, read_json
 from .steps import RepresentationSteps
-from .t5 import ENCODER_DECODERS, FirstStep
+from .t5 import FirstStep
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +69,8 @@ class Backbone:
         final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
         pooling: `"cls"`, `"mean"` or `"last"`: how states become one vector.
         template: the words around query and text; None for the tokenizer's pair layout.
-        rules: what the architecture needs besides ids and mask.
-        options: the options with which it was loaded.
+        prompt: the checkpoint's words before every query.
+        global_attention: for Longformer, see `LongformerRules`.
     """
 
     model: Any
@@ -89,13 +79,23 @@ class Backbone:
     final: nn.Linear | None
     pooling: str
     template: Template | None = field(default=None, kw_only=True)
-    rules: InputRules = field(default_factory=InputRules, kw_only=True)
-    options: BackboneOptions = field(default_factory=BackboneOptions, kw_only=True)
+    prompt: str = field(default="", kw_only=True)
+    global_attention: str = field(default="query", kw_only=True)
 
     @property
-    def family(self) -> str:
-        """The name of the architecture in transformers."""
-        return str(self.model.config.model_type)
+    def family(self) -> Family:
+        """Its row in the table of architectures."""
+        return family_of(self.model.config)
+
+    @property
+    def rules(self) -> InputRules:
+        """What its passes need besides ids and mask."""
+        options: dict[str, Any] = {}
+        if "global_attention" in self.family.options:
+            marks = self.global_attention == "sentences" and self.tokenizer is not None
+            mark = self.tokenizer("a")["input_ids"][0] if marks else None
+            options = {"global_attention": self.global_attention, "mark": mark}
+        return self.family.rules(self.model.config, self.family.arguments, **options)
 
     @property
     def hidden_size(self) -> int:
@@ -128,7 +128,7 @@ class Backbone:
     @property
     def first_position(self) -> int | None:
         """The first position id; None if the model itself numbers positions from 0."""
-        return self.model.config.pad_token_id + 1 if self.family in POSITIONS_FROM_IDS else None
+        return self.model.config.pad_token_id + 1 if self.family.counts_from_padding else None
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description from which `build_backbone` creates the same modules."""
@@ -139,7 +139,12 @@ class Backbone:
             "config": values_of(self.model.config),
             "cross_encoder": self.representation is not None and steps is None,
             "modular": None if steps is None else {"steps": steps, "pooling": self.pooling},
-            "options": {**asdict(self.options), "pooling": pooling, "template": template},
+            "options": {
+                "pooling": pooling,
+                "template": template,
+                "prompt": self.prompt,
+                "global_attention": self.global_attention,
+            },
         }
 
 
@@ -150,60 +155,93 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def load_backbone(
-    name: str, *, trust_remote_code: bool = False, options: BackboneOptions | None = None, pairs: bool = True
+    name: str,
+    *,
+    trust_remote_code: bool = False,
+    pairs: bool = True,
+    pooling: str | None = None,
+    template: Template | None = None,
+    attn_implementation: str | None = None,
+    **options: Any,
 ) -> Backbone:
     """Load a checkpoint in fp32, whatever its stored precision.
 
     Args:
         name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
         trust_remote_code: run the modelling code of the checkpoint.
-        options: see `BackboneOptions`.
         pairs: whether it encodes a query and a text together; False for single texts.
+        pooling: `"cls"`, `"mean"` or `"last"`, of the last layer's states as they are; None for the checkpoint's
+            pooling and representation step.
+        template: the words around query and text; None for the checkpoint's template, else the tokenizer's layout for
+            two texts.
+        attn_implementation: see `use_attention`.
+        options: those of the checkpoint's family, see `Family.options` and `LongP`; None for the checkpoint's own.
 
     Raises:
         ValueError: if the checkpoint cannot be used with these options.
         OSError: if there is no such checkpoint, or the hub cannot be reached.
     """
-    options = options or BackboneOptions()
     name = reachable(encoder_folder(name))
     config_json = checkpoint_config(name)
     if is_published_layout(config_json) and not trust_remote_code:
-        return _load_alibi(name, config_json, options)
+        _check_options(FAMILIES[AlibiConfig.model_type], options, template)
+        backbone = _load_alibi(name, config_json)
+        use_attention(backbone.model, attn_implementation)
+        template = None if template is None else template.in_chat(backbone.tokenizer)
+        return _pooled(replace(backbone, template=template), pooling)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    if options.attention_window is not None and config.model_type == "longformer":
-        config.attention_window = [options.attention_window] * config.num_hidden_layers
-    rules_for(config, options)  # before anything large is loaded
+    _check_options(family_of(config), options, template, has_code="auto_map" in config_json)
     if config.is_encoder_decoder:
-        _check_encoder_decoder(name, config.model_type, options, pairs=pairs)
+        _check_encoder_decoder(name, family_of(config), template, pairs=pairs and pooling is None)
+    _set_options(config, options)
     files = _files_for_pairs(name) if pairs else None
-    modules = () if files is None else files.modules
-    classifies = has_known_head(config)
-    if is_classifier(config):
-        _check_labels(name, config.num_labels, config.id2label if classifies else None)
     tokenizer = load_fast_tokenizer(name, trust_remote_code=trust_remote_code)
     check_lower_case(name, tokenizer)
+    prompt = ""
     if pairs:
-        template = _template(config, tokenizer, files, options.template)
+        template = _template(config, tokenizer, files, template)
         prompt = "" if files is None or template is not None else files.prompt
-        options = replace(options, template=template, prompt=prompt)
-    answers = None if options.template is None else options.template.answers
-    auto_class: Any = AutoModelForSequenceClassification if classifies else AutoModel
-    if classifies or modules:
-        answers = None
-    elif answers is not None:
-        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    attention = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
-    model = load_pretrained(auto_class, name, config, trust_remote_code=trust_remote_code, **attention)
-    if answers is not None:
-        parts = take_answers(model, tokenizer, answers)
-    elif files is not None and modules:
+    loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if attn_implementation is not None:
+        loading["attn_implementation"] = attn_implementation
+    parts = _load_parts(name, config, tokenizer, files, template, loading)
+    reading = {"template": template, "prompt": prompt, "global_attention": options.get("global_attention", "query")}
+    return _pooled(_assemble(parts, tokenizer, **reading), pooling)
+
+
+def _load_parts(
+    name: str,
+    config: Any,
+    tokenizer: Any,
+    files: CrossEncoderFiles | None,
+    template: Template | None,
+    loading: dict[str, Any],
+) -> Parts:
+    """Load a model and take it apart; its score comes from its head, its modules, or the words of its answers."""
+    modules = () if files is None else files.modules
+    answers = None if template is None else template.answers
+    classifies = is_classifier(config) and family_of(config).head is not None
+    if is_classifier(config):
+        _check_labels(name, config.num_labels, config.id2label if classifies else None)
+    if answers is not None and not classifies and not modules:
+        auto_class: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return take_answers(load_pretrained(auto_class, name, config, **loading), tokenizer, answers)
+    auto_class = AutoModelForSequenceClassification if classifies else AutoModel
+    model = load_pretrained(auto_class, name, config, **loading)
+    if files is not None and modules:
         steps, scores, pooling = load_head(name, modules, files.prompt)
         _check_labels(name, scores.out_features, {})
-        parts = Parts(without_pooler(model), steps, one_logit(scores), pooling)
-    else:
-        parts = take_apart(model)
-    _warn_of_lost_head(name, config, parts)
-    return _assemble(parts, tokenizer, options)
+        return Parts(without_pooler(model), steps, one_logit(scores), pooling)
+    parts = take_apart(model)
+    if is_classifier(config) and parts.final is None:
+        logger.warning(
+            "%r: the classification head of %s is left out, and the model must be trained: only the heads of %s and of "
+            "language models with one linear layer, 'score', can be used",
+            name,
+            config.model_type,
+            ", ".join(row.name for row in FAMILIES.values() if row.head),
+        )
+    return parts
 
 
 def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
@@ -224,25 +262,49 @@ def encoder_of(folder: str, module: Any, path: str, *, trust_remote_code: bool =
     config_json, made, tokenizer = checkpoint_config(place), transformer.model, transformer.tokenizer
     transformer.model = None  # so that weights are in memory once
     if is_published_layout(config_json) and not trust_remote_code:
-        backbone = _load_alibi(place, config_json, BackboneOptions())
+        backbone = _load_alibi(place, config_json)
     else:
         kind, config = type(made), made.config
         del made
         model = load_pretrained(kind, place, config, trust_remote_code=trust_remote_code)
         if not transformer.do_lower_case:  # the tokenizer itself may keep upper case
             check_tokenizer(place, tokenizer)
-        parts = Parts(without_pooler(model), None, None, "mean")
-        backbone = _assemble(parts, _fast(folder, tokenizer), BackboneOptions())
+        backbone = _assemble(Parts(without_pooler(model), None, None, "mean"), _fast(folder, tokenizer))
     transformer.model = backbone.model
     return backbone
 
 
-def _check_encoder_decoder(name: str, family: str, options: BackboneOptions, *, pairs: bool) -> None:
-    without_answers = options.template is not None and options.template.answers is None
-    if not pairs or family not in ENCODER_DECODERS or without_answers or options.pooling is not None:
+def _check_options(
+    family: Family, options: Mapping[str, Any], template: Template | None, *, has_code: bool = False
+) -> None:
+    """Raise ValueError for options that a family does not have, before anything large is loaded."""
+    for option, value in options.items():
+        if option not in family.options and value not in (None, "query"):
+            owner = next(row.name for row in FAMILIES.values() if option in row.options)
+            raise ValueError(f"{option}={value!r} would have no effect: it is for {owner}, not for {family.name}")
+    if options.get("global_attention") == "sentences" and template is not None:
+        raise ValueError("global_attention='sentences' marks sentences in [CLS] query [SEP] text [SEP]: omit template")
+    # For remote code, nothing shows whether it answers.
+    if template is not None and template.answers is not None and not (family.is_language_model or has_code):
+        raise ValueError(f"a template with answers={template.answers!r} is for language models, not for {family.name}")
+
+
+def _set_options(config: Any, options: Mapping[str, Any]) -> None:
+    """Write options of a family into a configuration, which describes the backbone from now on."""
+    window, kind = options.get("attention_window"), options.get("attention_type")
+    if window is not None:
+        config.attention_window = [window] * config.num_hidden_layers
+    if kind is not None:
+        config.attention_type = kind
+
+
+def _check_encoder_decoder(name: str, family: Family, template: Template | None, *, pairs: bool) -> None:
+    without_answers = template is not None and template.answers is None
+    if not pairs or family.name not in FAMILIES or without_answers:
+        known = ", ".join(row.name for row in FAMILIES.values() if row.kind == family.kind)
         raise ValueError(
-            f"checkpoint {name!r} ({family}) is an encoder-decoder: only {', '.join(ENCODER_DECODERS)} can score a "
-            f"query and a text, by their answer. Use a template with answers, such as 'monot5', and omit pooling"
+            f"checkpoint {name!r} ({family.name}) is an encoder-decoder: only {known} can score a query and a text, by "
+            f"their answer. Use a template with answers, such as 'monot5', and omit pooling"
         )
 
 
@@ -278,23 +340,24 @@ def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
 def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None) -> Template | None:
     """Return the words around query and text: the chosen ones, else the checkpoint's, else None for two plain texts."""
     if choice is not None:
-        return choice.within(tokenizer)
+        return choice.in_chat(tokenizer)
     if files is not None and files.chat is not None:
         return replace(template_of_roles(tokenizer, prompt=files.prompt, **files.chat), answers=files.answers or None)
-    separates = not config.is_encoder_decoder and _separates(tokenizer)
+    family = family_of(config)
+    separates = family.kind != "encoder-decoder" and _separates(tokenizer)
     if files is not None:
         # Sentence-transformers encodes two texts, in the tokenizer's layout or concatenated.
-        if not files.answers and (separates or not is_decoder(config)):
+        if not files.answers and (separates or family.kind != "decoder"):
             return None
         certain = not separates
         guess: Template | None = Template(query=f"{files.prompt}{{query}}", answers=files.answers or None, apart=True)
-    elif not is_language_model(config):
+    elif not family.is_language_model:
         return None
     elif names_roles(tokenizer):
         # Without other files, sentence-transformers compares "yes" and "no".
         return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
     else:
-        certain = not config.is_encoder_decoder and tokenizer.chat_template is None
+        certain = family.kind != "encoder-decoder" and tokenizer.chat_template is None
         certain = certain and (separates or not is_classifier(config))
         guess = None if separates else TEMPLATES["plain"]
     if not certain:
@@ -314,7 +377,7 @@ def _separates(tokenizer: Any) -> bool:
     return sides.index(1) > len(sides) - sides[::-1].index(0)
 
 
-def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions) -> Backbone:
+def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
     """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
     file = find_file(name, "model.safetensors")
     if file is None:
@@ -328,53 +391,50 @@ def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
         # MosaicBERT uses BERT's tokenizer.
         name = reachable("google-bert/bert-base-uncased")
-    tokenizer = load_fast_tokenizer(name)
-    if options.template is not None:
-        options = replace(options, template=options.template.within(tokenizer))
-    return _assemble(parts, tokenizer, options)
+    return _assemble(parts, load_fast_tokenizer(name))
 
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     """Return the modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
     # How attention is computed depends on the machine, not on the weights; by a name of the hub it would be code there.
     values = {name: value for name, value in description["config"].items() if "attn_implementation" not in name}
-    options = BackboneOptions(**{**description.get("options", {}), "attn_implementation": None})
-    if isinstance(options.template, dict):
-        options = replace(options, template=Template(**options.template))
-    family, classifies = values.pop("model_type"), description["cross_encoder"]
+    family, classifies, modular = values.pop("model_type"), description["cross_encoder"], description.get("modular")
     if family == AlibiConfig.model_type:
-        return _assemble(build_alibi(AlibiConfig(**values), classifies), tokenizer, options)
-    config = AutoConfig.for_model(family, **values)
-    config.dtype = torch.float32
-    auto_class = AutoModelForSequenceClassification if classifies else AutoModel
-    model, modular = auto_class.from_config(config), description.get("modular")
-    if config.is_encoder_decoder:
-        parts = Parts(FirstStep(model), None, None, "cls")
-    elif modular is not None:
-        steps = RepresentationSteps(modular["steps"], int(config.hidden_size))
-        parts = Parts(without_pooler(model), steps, None, modular["pooling"])
+        parts = build_alibi(AlibiConfig(**values), classifies)
     else:
-        parts = take_apart(model)
-    return _assemble(parts, tokenizer, options)
+        config = AutoConfig.for_model(family, **values)
+        config.dtype = torch.float32
+        model = (AutoModelForSequenceClassification if classifies else AutoModel).from_config(config)
+        if config.is_encoder_decoder:
+            parts = Parts(FirstStep(model), None, None, "cls")
+        elif modular is not None:
+            steps = RepresentationSteps(modular["steps"], int(config.hidden_size))
+            parts = Parts(without_pooler(model), steps, None, modular["pooling"])
+        else:
+            parts = take_apart(model)
+    options = description.get("options", {})
+    template = options.get("template")
+    backbone = _assemble(
+        parts,
+        tokenizer,
+        template=None if template is None else Template(**template),
+        prompt=options.get("prompt", ""),
+        global_attention=options.get("global_attention", "query"),
+    )
+    return _pooled(backbone, options.get("pooling"))
 
 
-def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
+def _assemble(parts: Parts, tokenizer: Any, **reading: Any) -> Backbone:
     if tokenizer is not None:
         check_embeddings(parts.encoder, tokenizer)
-    use_attention(parts.encoder, options.attn_implementation)
-    if options.pooling is not None and (options.pooling != parts.pooling or parts.representation is not None):
-        # The last layer was trained on other vectors.
-        parts = Parts(parts.encoder, None, None, options.pooling)
-    return Backbone(
-        parts.encoder,
-        tokenizer,
-        parts.representation,
-        parts.final,
-        parts.pooling,
-        template=options.template,
-        rules=rules_for(parts.encoder.config, options, tokenizer),
-        options=options,
-    )
+    return Backbone(parts.encoder, tokenizer, parts.representation, parts.final, parts.pooling, **reading)
+
+
+def _pooled(backbone: Backbone, pooling: str | None) -> Backbone:
+    """Return a backbone with another pooling; None keeps its own, with the layers that were trained on it."""
+    if pooling is None or (pooling == backbone.pooling and backbone.representation is None):
+        return backbone
+    return replace(backbone, representation=None, final=None, pooling=pooling)
 
 
 def check_embeddings(model: Any, tokenizer: Any) -> None:
@@ -410,17 +470,6 @@ def _check_labels(name: str, labels: int, names: Mapping[Any, Any] | None) -> No
                 f"which one is relevant: name them 'irrelevant' and 'relevant' in id2label of its config.json"
             )
         logger.warning("%r has two labels: its score is logit[%d] - logit[%d]", name, relevant, 1 - relevant)
-
-
-def _warn_of_lost_head(name: str, config: Any, parts: Parts) -> None:
-    if is_classifier(config) and parts.final is None:
-        logger.warning(
-            "%r: the classification head of %s is left out, and the model must be trained: only the heads of %s and of "
-            "language models with one linear layer, 'score', can be used",
-            name,
-            config.model_type,
-            ", ".join(CLASSIFIERS),
-        )
 
 
 def checkpoint_config(name: str) -> dict[str, Any]:

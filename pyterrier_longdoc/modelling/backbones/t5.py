@@ -8,9 +8,6 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-ENCODER_DECODERS = ("t5", "mt5", "umt5")
-"""Encoder-decoders whose parts are known: one table of word embeddings, and relative positions."""
-
 
 class FirstStep(nn.Module):
     """Encoder and decoder of a T5; the decoder gets only its start token, and its state predicts the first word.

@@ -43,9 +43,11 @@ class Head(nn.Module):
     """What the encoder must return: a vector per window (`"cls"`), also the states of the query's tokens (`"query"`),
     or also the similarities of query and document tokens in the last layer (`"last"`) or in all layers (`"all"`)."""
     from_scores: ClassVar[bool] = False
-    """Whether it only combines window scores, so that a served model or a function can compute them."""
+    """Whether it only combines window scores, so that a function can compute them."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """Options that can change without new weights."""
+    neutral: ClassVar[tuple[str, ...]] = ()
+    """The names of weights, besides those of the last layer, that make sense as `warm_start` leaves them."""
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,16 +87,25 @@ class Head(nn.Module):
         """Return JSON-able options with which the same modules are created without a checkpoint."""
         return {}
 
-    def warm_start(self, start: WarmStart) -> bool:
-        """Copy the matching weights of the backbone's checkpoint; return whether scores make sense without training.
+    def ready_from(self, start: WarmStart) -> bool:
+        """Return whether scores make sense without training after `warm_start`.
 
-        This method copies the last layer. A head with more weights overrides `warm_start`, sets them to a neutral value
-        and returns `super().warm_start(start)`. Without an override, it counts as untrained until `fit`.
+        They do if the checkpoint has the last layer, and if all other weights are `neutral`.
         """
-        if start.final is None or start.final.weight.shape != self.final.weight.shape:
-            return False
-        self.final.load_state_dict(start.final.state_dict())
-        return True
+        known = all(name.partition(".")[0] in ("final", *self.neutral) for name, _ in self.named_parameters())
+        return known and self._has_final_of(start)
+
+    def warm_start(self, start: WarmStart) -> None:
+        """Copy the matching weights of the backbone's checkpoint: the last layer.
+
+        A head with more weights overrides `warm_start`, sets them to values that change nothing, calls
+        `super().warm_start(start)`, and names them in `neutral`. Otherwise it counts as untrained until `fit`.
+        """
+        if self._has_final_of(start):
+            self.final.load_state_dict(start.final.state_dict())  # type: ignore[union-attr]
+
+    def _has_final_of(self, start: WarmStart) -> bool:
+        return start.final is not None and start.final.weight.shape == self.final.weight.shape
 
 
 def registered_heads() -> dict[str, type[Head]]:
@@ -142,9 +153,12 @@ class TokenHead(Head):
         """Return the `(B, Q)` shares of the query tokens in the score; None if it is no sum over them."""
         return None
 
-    def warm_start(self, start: WarmStart) -> bool:
-        """Take over nothing: the last layer scores features that the checkpoint does not have."""
+    def ready_from(self, start: WarmStart) -> bool:
+        """Return False: the last layer scores features that the checkpoint does not have."""
         return False
+
+    def warm_start(self, start: WarmStart) -> None:
+        """Copy nothing."""
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
         scores = []

@@ -58,15 +58,18 @@ class CedrKnrmHead(TokenHead, name="cedr-knrm"):
         weights = self.final.weight[0, : counts.shape[1]]
         return torch.einsum("bkq,k->bq", counts, weights)
 
-    def warm_start(self, start: WarmStart) -> bool:
+    def ready_from(self, start: WarmStart) -> bool:
+        """Return whether the checkpoint has the part of the last layer that scores window vectors."""
+        return start.final is not None and start.final.in_features == self.hidden_size
+
+    def warm_start(self, start: WarmStart) -> None:
         if start.final is None or start.final.in_features != self.hidden_size:
-            return False
+            return
         features = self.final.in_features - self.hidden_size
         with torch.no_grad():
             self.final.weight[:, :features] = 0.0
             self.final.weight[:, features:] = start.final.weight
             self.final.bias.copy_(start.final.bias)
-        return True
 
 
 class CedrPacrrHead(TokenHead, name="cedr-pacrr"):

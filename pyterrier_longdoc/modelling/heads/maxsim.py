@@ -43,9 +43,12 @@ class MaxSimHead(Head, name="maxsim"):
         by_token = maxima if self.aggregation == "document" else maxima.sum(-1, keepdim=True).expand_as(maxima)
         return by_token.argmax(1)
 
-    def warm_start(self, start: WarmStart) -> bool:
-        """Use no weights; return whether scores make sense: whether the projection is the checkpoint's."""
+    def ready_from(self, start: WarmStart) -> bool:
+        """Return whether the projection is the checkpoint's."""
         return isinstance(start, MaxSimStart) and start.trained
+
+    def warm_start(self, start: WarmStart) -> None:
+        """Copy nothing: it has no weights."""
 
 
 def _maxima(encoded: Encoded) -> torch.Tensor:

@@ -48,13 +48,15 @@ class ParadeAttnHead(Head, name="parade-attn"):
     trained cross-encoder ranks sensibly from the start. Differs from PARADE, which draws `c` from N(0, 0.02).
     """
 
+    neutral = ("attention",)
+
     def __init__(self, hidden_size: int, **options: Any) -> None:
         super().__init__(hidden_size, **options)
         self.attention = nn.Parameter(torch.zeros(hidden_size))
 
-    def warm_start(self, start: WarmStart) -> bool:
+    def warm_start(self, start: WarmStart) -> None:
         nn.init.zeros_(self.attention)
-        return super().warm_start(start)
+        super().warm_start(start)
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         weights = self.window_weights(encoded).unsqueeze(-1)  # (B, N, 1)
@@ -72,16 +74,18 @@ class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
     This is what Boytsov et al. 2025 measured as PARADE Attn. `W` starts at zero, with which this equals PARADE Avg.
     """
 
+    neutral = ("attention",)
+
     def __init__(self, hidden_size: int, **options: Any) -> None:
         super().__init__(hidden_size, **options)
         self.attention = nn.Linear(hidden_size, hidden_size)
         nn.init.zeros_(self.attention.weight)
         nn.init.zeros_(self.attention.bias)
 
-    def warm_start(self, start: WarmStart) -> bool:
+    def warm_start(self, start: WarmStart) -> None:
         nn.init.zeros_(self.attention.weight)
         nn.init.zeros_(self.attention.bias)
-        return super().warm_start(start)
+        super().warm_start(start)
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         return self.score((self._attend(encoded) * encoded.cls).sum(1))
@@ -173,11 +177,13 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
                 f"raise stride, or set max_windows or max_doc_len"
             )
 
-    def warm_start(self, start: WarmStart) -> bool:
+    def ready_from(self, start: WarmStart) -> bool:
+        """Return False: the last layer of a cross-encoder was not trained on outputs of these layers."""
+        return False
+
+    def warm_start(self, start: WarmStart) -> None:
         if self._words_of_backbone and start.cls_embedding.shape == self.cls_vector.shape:
             self._start_special(start.cls_embedding, start.sep_embedding)
-        # The last layer of a cross-encoder was not trained on outputs of these layers.
-        return False
 
     def pretrained(self) -> dict[str, nn.Module]:
         return {"aggregator": self.aggregator} if self._pretrained else {}

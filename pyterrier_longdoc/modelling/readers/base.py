@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from ...common.coverage import Reading, tokens_in
+from ...common.coverage import PairCoverage, tokens_in
 from ...common.frames import Document, Text, as_document
-from ..backbones.architectures import InputRules
-from ..inputs import Input, Inputs, Query, Settings
+from ..inputs import Input, PairInputs, Query, Settings
 from ..tokens import Span, TokenizedText, tokenize, tokenize_documents
 from ..windows import Windows
 
@@ -78,19 +76,28 @@ def specials_of_pair(backbone: Any) -> Specials:
     return Specials(tuple(ids[:first]), tuple(ids[middle:second]), tuple(ids[suffix:]), segments, pad_id)
 
 
-class Reader(ABC):
-    """Base of the readers, which turn a query and a text into inputs of a backbone.
+class TokenLimits(NamedTuple):
+    """The maximum tokens of a query, of a window with its title, and of both."""
 
-    A subclass defines `assemble`, and `room` if its inputs limit queries and windows. It can override how queries and
-    texts are tokenized (`tokenize_queries`, `tokenize`) and how pairs are read (`read`).
+    query: int
+    window: int
+    both: int
+
+
+class Reader:
+    """Turns a query and a text into inputs of a backbone: query and window in the tokenizer's layout for two texts.
+
+    Other layouts are subclasses, which override `make_specials` or `assemble`, and `room` if a query and a window have
+    other limits. They can also override how queries and texts are tokenized (`tokenize_queries`, `tokenize`) and how
+    pairs are read (`read`).
 
     Args:
-        tokenizer: the tokenizer of the backbone.
+        backbone: the backbone, with its tokenizer, its maximum input length and the rules of its architecture.
         settings: the model's settings.
-        longest: the maximum input length in tokens; None without a limit.
-        rules: the requirements of the architecture, see `InputRules`.
 
     Attributes:
+        longest: the maximum input length in tokens; None without a limit.
+        specials: the special tokens around a query and a window.
         windows: the window rule, fitted into the maximum input length.
         max_query_len: the maximum number of tokens of a query; None without a limit.
         query_size: the number of tokens of every query, padding included, in the papers' layout; None otherwise.
@@ -107,59 +114,63 @@ class Reader(ABC):
     query_size: int | None = None
     query_lead = text_lead = ""  # characters that are tokenized with a query, or a text, before it
 
-    def __init__(self, tokenizer: Any, settings: Settings, *, longest: int | None = None, rules: Any = None) -> None:
-        self.tokenizer, self.settings, self.longest = tokenizer, settings, longest
-        self.rules = rules or InputRules()
-        self.pad_id = tokenizer.pad_token_id or 0
-        self.windows, self.max_query_len = self.fit()
+    def __init__(self, backbone: Any, settings: Settings) -> None:
+        self.tokenizer, self.settings, self.rules = backbone.tokenizer, settings, backbone.rules
+        self.longest: int | None = backbone.longest_input
+        self.pad_id = self.tokenizer.pad_token_id or 0
+        self.specials = self.make_specials(backbone)
+        self.windows, self.max_query_len = self.adapt()
         self.query_limit = self.max_query_len or sys.maxsize  # before a query shares an input with a text
         preselect = settings.preselect
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
         self.needs_offsets |= preselect is not None and preselect.needs_text
         # An empty query or text has the tokens of the white space that precedes other ones.
-        self._empty = [tokenize(tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
+        self._empty = [tokenize(self.tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
         rule = settings.windows_argument or "the maximum input length of the backbone"
-        if rule == "window_size":
-            rule = f"window_size={self.windows.largest}"
+        if "=" not in settings.windows_argument and settings.windows_argument:
+            rule = f"{rule}={self.windows.largest}"
         choice = rule if settings.max_windows is None else f"max_windows={settings.max_windows}"
         self._windows_rule = rule
         self._choice = choice if settings.preselect is None else f"preselect={settings.preselect!r}"
 
-    # The longest input.
+    def make_specials(self, backbone: Any) -> Specials:
+        """Return the special tokens around query and window."""
+        return specials_of_pair(backbone)
 
-    def room(self) -> tuple[int, int, int] | None:
-        """Return the maximum tokens of a query, of a window with its title, and of both; None without a limit."""
-        return None
+    # The longest input.
 
     def special_tokens(self) -> int:
         """Return the number of tokens in an input that belong neither to the query nor to the text."""
-        return 0
+        return len(self.specials)
 
-    def fit(self) -> tuple[Windows, int | None]:
+    def token_limits(self) -> TokenLimits | None:
+        """Return the limits of a query and a window; None without a limit."""
+        return None if self.longest is None else TokenLimits(*[self.longest - self.special_tokens()] * 3)
+
+    def adapt(self) -> tuple[Windows, int | None]:
         """Return windows that fit into the maximum input length, and the maximum tokens of a query.
 
         With `max_query_len=None`, queries can use the part of the input that windows of a given size leave, or a
         quarter of it if windows have no given size. This limit is the same for all queries of a model, so that no
         score depends on other queries.
         """
-        (windows, max_query_len), room = self.asked(), self.room()
+        (windows, max_query_len), room = self.requested(), self.token_limits()
         if room is None:
             return windows, max_query_len
-        query, window, both = room
         if max_query_len is not None:
-            capacity = min(window, both - max_query_len)
-            if capacity < 1 or max_query_len > query:
+            capacity = min(room.window, room.both - max_query_len)
+            if capacity < 1 or max_query_len > room.query:
                 raise ValueError(
                     f"max_query_len={max_query_len} leaves no room for a document: the backbone takes {self.longest} "
                     f"tokens, {self.special_tokens()} of them special; lower max_query_len"
                 )
             return self.windows_within(windows, capacity), max_query_len
-        fitted = self.windows_within(windows, min(window, both - 1))
-        if fitted != windows and both < query + window:  # of no given size, and in one input with the query
-            fitted = self.windows_within(windows, min(window, both - both // 4))
-        return fitted, min(query, both - self._size_of(fitted))
+        fitted = self.windows_within(windows, min(room.window, room.both - 1))
+        if fitted != windows and room.both < room.query + room.window:  # of no given size, in one input with the query
+            fitted = self.windows_within(windows, min(room.window, room.both - room.both // 4))
+        return fitted, min(room.query, room.both - self._size_of(fitted))
 
-    def asked(self) -> tuple[Windows, int | None]:
+    def requested(self) -> tuple[Windows, int | None]:
         """Return the window rule and the maximum tokens of a query before they are fitted."""
         return self.settings.windows, self.settings.max_query_len
 
@@ -168,7 +179,7 @@ class Reader(ABC):
         title = self.settings.repeat_tokens
         if title and room <= title:
             raise ValueError(f"repeat_tokens={title} leaves no room for windows in {room} tokens: lower repeat_tokens")
-        return windows.within(room - title)
+        return windows.resized(room - title)
 
     def _size_of(self, windows: Windows) -> int:
         """Return the maximum tokens of a window and its title; 0 if only the backbone limits it."""
@@ -205,23 +216,19 @@ class Reader(ABC):
 
     # Inputs.
 
-    @abstractmethod
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return an input from the tokens of a query and of a window with its title."""
+        return self.specials.around(query, content)
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         """Return the inputs of P pairs, with their windows and coverage."""
         pairs = []
-        for query, text, (document, spans) in zip(queries, texts, self.cut(queries, texts), strict=True):
-            windows = self.window_inputs(query, document, spans)
-            pairs.append(Inputs(query, document, spans, windows, self.row(query, text, document, spans)))
+        for query, text, (document, spans) in zip(queries, texts, self.split(queries, texts), strict=True):
+            windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
+            pairs.append(PairInputs(query, document, spans, windows, self.row(query, text, document, spans)))
         return pairs
 
-    def window_inputs(self, query: Query, document: TokenizedText, spans: list[Span]) -> list[Input]:
-        """Return the inputs of the windows of a document, the part of a text that is read."""
-        return [self.assemble(query.ids, self.content(document, span)) for span in spans]
-
-    def cut(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
+    def split(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[tuple[TokenizedText, list[Span]]]:
         """Return the part of the text that is read and its windows, for each of P pairs."""
         settings = self.settings
         limit = settings.max_doc_len or sys.maxsize
@@ -233,33 +240,38 @@ class Reader(ABC):
         # The model of a selector has its own precision.
         with torch.autocast(settings.device.type, enabled=False):
             words = settings.layout.normalized([query.text for query in queries])
-            return settings.preselect.cut(words, documents, self.windows)
+            return list(zip(documents, settings.preselect.select(words, documents, self.windows), strict=True))
 
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
         """Return the tokens of a window, preceded by those of its title."""
         ids = document.read(span)
         return ids if len(ids) else self._empty[1]
 
-    def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> Reading:
+    def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> PairCoverage:
         """Return the coverage of a pair, with the tokens that each argument truncated."""
-        settings, read, cut = self.settings, tokens_in(spans), Counter[str]()
+        settings, read, truncated = self.settings, tokens_in(spans), Counter[str]()
         if read < len(text):
             within_limit = covered = min(len(text), settings.max_doc_len or len(text))
             if settings.preselect is None:
-                covered = self.windows.reach(within_limit)
-            cut[f"max_doc_len={settings.max_doc_len}"] += len(text) - within_limit
-            cut[self._windows_rule] += within_limit - covered
-            cut[self._choice] += covered - read
+                covered = self.windows.covered_tokens(within_limit)
+            truncated[f"max_doc_len={settings.max_doc_len}"] += len(text) - within_limit
+            truncated[self._windows_rule] += within_limit - covered
+            truncated[self._choice] += covered - read
         if document.title is not None:
-            cut[f"repeat_tokens={settings.repeat_tokens}"] += document.title.tokens - document.title.tokens_read
-        query_cut_by = ""
+            truncated[f"repeat_tokens={settings.repeat_tokens}"] += document.title.tokens - document.title.tokens_read
+        query_truncated_by = ""
         if query.tokens_read < query.tokens:
-            query_cut_by = f"max_query_len={settings.max_query_len}"
+            query_truncated_by = f"max_query_len={settings.max_query_len}"
             if settings.max_query_len is None:
-                query_cut_by = f"the checkpoint's maximum query length of {self.max_query_len}"
+                query_truncated_by = f"the checkpoint's maximum query length of {self.max_query_len}"
         sizes = len(text), read, len(spans), query.tokens, query.tokens_read
-        return Reading(query.text, *sizes, query_cut_by, dict(+cut))
+        return PairCoverage(query.text, *sizes, query_truncated_by, dict(+truncated))
 
     def describe(self) -> dict[str, Any]:
         """Return everything on which inputs depend apart from tokens and windows, JSON-able."""
-        return {"class": type(self).__name__, "leads": [self.query_lead, self.text_lead], "size": self.query_size}
+        return {
+            "class": type(self).__name__,
+            "leads": [self.query_lead, self.text_lead],
+            "size": self.query_size,
+            "specials": asdict(self.specials),
+        }

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..inputs import Input, Settings
-from .base import Specials, specials_of_pair
-from .pair import PairReader
+from .base import Reader, Specials, specials_of_pair
 
 
-class PaddedReader(PairReader):
+class PaddedReader(Reader):
     """Pads the query to `max_query_len` and the window to its largest size, so that all tokens have fixed positions.
 
     RoBERTa's inputs also have one separator. Backbones that number positions by token ids either count the padding

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..inputs import Input, Inputs, Query, Settings
+from ..inputs import Input, PairInputs, Query, Settings
 from ..templates import prefix_tokens
 from ..tokens import TokenizedText
 from ..windows import Windows
-from .base import NOTHING, Reader, Specials
+from .base import NOTHING, Reader, Specials, TokenLimits
 
 
 class SeparateReader(Reader):
@@ -35,34 +35,31 @@ class SeparateReader(Reader):
         prefixes: tuple[str, str] = ("", ""),
         lengths: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        self.longest, self.lengths = backbone.longest_input, lengths
-        (self.query_specials, self.query_lead), (self.specials, self.text_lead) = self.make_specials(backbone, prefixes)
-        super().__init__(backbone.tokenizer, settings, longest=backbone.longest_input, rules=backbone.rules)
+        self.prefixes, self.lengths = prefixes, lengths
+        super().__init__(backbone, settings)
 
-    def make_specials(self, backbone: Any, prefixes: Sequence[str]) -> Sequence[tuple[Specials, str]]:
-        """Return the special tokens around queries and around windows, and the white space before each."""
-        found = [specials_of_text(backbone, prefix) for prefix in prefixes]
-        for name, prefix, (specials, _) in zip(("query_prefix", "passage_prefix"), prefixes, found, strict=True):
+    def make_specials(self, backbone: Any) -> Specials:
+        """Return the special tokens around windows; set those around queries, and the white space before both."""
+        found = [specials_of_text(backbone, prefix) for prefix in self.prefixes]
+        for name, prefix, (specials, _) in zip(("query_prefix", "passage_prefix"), self.prefixes, found, strict=True):
             if self.longest is not None and len(specials) >= self.longest:
                 raise ValueError(f"{name}={prefix!r} fills the backbone's {self.longest} tokens")
-        return found
+        (self.query_specials, self.query_lead), (specials, self.text_lead) = found
+        return specials
 
-    def special_tokens(self) -> int:
-        return len(self.specials)
-
-    def room(self) -> tuple[int, int, int] | None:
+    def token_limits(self) -> TokenLimits | None:
         if self.longest is None:
             return None
         query, window = self.longest - len(self.query_specials), self.longest - len(self.specials)
-        return query, window, query + window
+        return TokenLimits(query, window, query + window)
 
-    def asked(self) -> tuple[Windows, int | None]:
+    def requested(self) -> tuple[Windows, int | None]:
         """See the base class; the checkpoint's lengths apply if no argument gives a size."""
-        (windows, query), (query_length, length) = super().asked(), self.lengths
+        (windows, query), (query_length, length) = super().requested(), self.lengths
         longest = self.longest or sys.maxsize
         if query is None and query_length:
             query = max(1, min(query_length, longest) - len(self.query_specials))
-        has_size = windows.within(windows.largest or sys.maxsize) == windows
+        has_size = windows.resized(windows.largest or sys.maxsize) == windows
         if length and not has_size:
             windows = self.windows_within(windows, max(1, min(length, longest) - len(self.specials)))
         return windows, query
@@ -75,16 +72,16 @@ class SeparateReader(Reader):
         """Return the input of a query."""
         return self.query_specials.around(NOTHING, query)
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         """See the base class; each query and each window of a text is assembled once for all pairs."""
-        cuts = self.cut(queries, texts)
+        cuts = self.split(queries, texts)
         query_inputs = {query: self.assemble_query(query.ids) for query in dict.fromkeys(queries)}
         windows = {
             window: self.assemble(NOTHING, self.content(*window))
             for window in dict.fromkeys((document, span) for document, spans in cuts for span in spans)
         }
         return [
-            Inputs(
+            PairInputs(
                 query,
                 document,
                 spans,
@@ -96,7 +93,7 @@ class SeparateReader(Reader):
         ]
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "specials": [asdict(self.query_specials), asdict(self.specials)]}
+        return {**super().describe(), "query_specials": asdict(self.query_specials)}
 
 
 def specials_of_text(backbone: Any, prefix: str = "") -> tuple[Specials, str]:

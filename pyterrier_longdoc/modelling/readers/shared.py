@@ -6,17 +6,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ...common.coverage import Reading
-from ..inputs import Inputs, Query, Settings
+from ...common.coverage import PairCoverage
+from ..inputs import PairInputs, Query, Settings
 from ..layout import layout_name
 from ..tokens import TokenizedText
-from .pair import PairReader
+from .base import Reader
 
 PUBLISHED_SPECIALS = 3
 """The special tokens in the limit, even if the tokenizer adds another number (Llama's: two)."""
 
 
-class SharedReader(PairReader):
+class SharedReader(Reader):
     """Reads up to `max_query_len` + `max_doc_len` + 3 tokens, special ones included; the longer one is truncated first.
 
     A query is not truncated to `max_query_len`, and after a short one the text may be longer.
@@ -32,13 +32,13 @@ class SharedReader(PairReader):
         self.query_limit = sys.maxsize
         self._cut_by = f"layout={layout_name(settings.layout)}"
 
-    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[Inputs]:
+    def read(self, queries: Sequence[Query], texts: Sequence[TokenizedText]) -> list[PairInputs]:
         return [self._read(query, text) for query, text in zip(queries, texts, strict=True)]
 
-    def _read(self, query: Query, text: TokenizedText) -> Inputs:
+    def _read(self, query: Query, text: TokenizedText) -> PairInputs:
         query_size, size = longest_first(query.tokens, len(text), self.budget)
         read = Query(query.text, query.ids[:query_size], query.tokens, query_size)
-        row = Reading(
+        row = PairCoverage(
             query.text,
             len(text),
             size,
@@ -49,7 +49,7 @@ class SharedReader(PairReader):
             {self._cut_by: len(text) - size} if size < len(text) else {},
         )
         window = self.assemble(read.ids, text.ids[:size])
-        return Inputs(read, text, [(0, size)], [window], row)
+        return PairInputs(read, text, [(0, size)], [window], row)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "budget": self.budget}

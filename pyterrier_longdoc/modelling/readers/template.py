@@ -11,11 +11,10 @@ import numpy as np
 from ..inputs import Query
 from ..templates import prefix_tokens, wording
 from ..tokens import tokenize
-from .base import Specials, specials_of_pair
-from .pair import PairReader
+from .base import Reader, Specials, specials_of_pair
 
 
-class TemplateReader(PairReader):
+class TemplateReader(Reader):
     """Reads a query and a window between the words of a template, or after a prompt."""
 
     follows_template = True
@@ -24,7 +23,7 @@ class TemplateReader(PairReader):
     _trail_size = 0  # the number of their tokens without a query
 
     def make_specials(self, backbone: Any) -> Specials:
-        tokenizer, prompt = backbone.tokenizer, backbone.options.prompt
+        tokenizer, prompt = backbone.tokenizer, backbone.prompt
         if backbone.template is None:
             specials = specials_of_pair(backbone)
             ids, self.query_lead = prefix_tokens(tokenizer, prompt)
