@@ -394,7 +394,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
         drawn = draw_windows(clone.model, queries, texts, windows, int(self.seed))
         quantize(clone.model, *drawn, verbose=self.verbose)
-        clone._model_arguments = None  # set it up again: its precision has changed
+        clone._is_set_up = False  # set it up again: its precision has changed
         return clone
 
     @property

@@ -2,7 +2,7 @@
 
 # Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, NoReturn
@@ -142,7 +142,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         self.coverage: Coverage | None = None
         self.warned: set[str] = set()
         self._model: Model | None = None
-        self._model_arguments: list[Any] | None = None  # the arguments of the last set-up
+        self._is_set_up = False  # whether the model follows the current arguments
         self.check()
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         return f"{type(self).__name__}({', '.join([repr(backbone), *arguments])})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None, "_model_arguments": None}
+        return {**self.__dict__, "_model": None, "_is_set_up": False}
 
     # Its arguments.
 
@@ -233,24 +233,25 @@ class Reranker(NotebookMixin, pt.Transformer):
         Raises:
             ValueError: if arguments do not fit the backbone, or require other weights than the trained ones.
         """
-        arguments = []
-        for f in fields(self):
-            value = getattr(self, f.name)
-            # A copy of lists and arrays, because these may change in place.
-            arguments.append(tuple(value) if isinstance(value, list | np.ndarray) else value)
         with _SETTING_UP:
-            if self._model is None or self._model_arguments != arguments:
-                self._model_arguments = None  # a failure below may come after changes to the model
+            if self._model is None or not self._is_set_up:
                 self.check()
                 self._model = self._set_up(self._model)
-                self._model_arguments = arguments
+                self._is_set_up = True
             return self._model
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__:
+            self._is_set_up = False
+            if isinstance(value, list | np.ndarray):
+                value = tuple(value)  # what changes in place would go unnoticed
+        super().__setattr__(name, value)
 
     def to_cpu(self) -> None:
         """Move the weights to the CPU's memory until the model is used again."""
         if self._model is not None:
             self._model.cpu()
-            self._model_arguments = None
+            self._is_set_up = False
 
     def _set_up(self, model: Model | None) -> Model:
         """Return a model for the current arguments: the existing one if possible, otherwise a new one."""

@@ -251,7 +251,7 @@ def test_equal_texts_with_other_titles_are_other_texts(backbone):
     texts = [Document(TEXTS[2], title) for title in ("red fish", "a cat", "red fish")]
     first, other, again = scores(scorer, ["old dog"] * 3, texts)
     assert first == again != other
-    assert scorer.coverage_of(["old dog"] * 3, texts).documents == 2
+    assert scorer.coverage_of(["old dog"] * 3, texts).pairs == 2
 
 
 @pytest.mark.parametrize("head", HEADS)

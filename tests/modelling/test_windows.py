@@ -298,13 +298,5 @@ def test_user_windows_with_invalid_spans_are_refused(span):
         _Given(given=(span,))(range(9))
 
 
-def test_the_error_of_user_windows_without_decorator_names_dataclass():
-    class _Plain(Windows):
-        size: int = 4
-
-    with pytest.raises(TypeError, match="has no argument 'size'; is _Plain decorated with @dataclass"):
-        _Plain(size=3)
-
-
 def test_windows_beyond_the_end_of_the_text_are_shortened():
     assert _Given(given=((0, 4), (4, 8), (8, 12)))(range(5)) == [(0, 4), (4, 5)]

@@ -177,13 +177,13 @@ def test_a_changed_argument_takes_effect(name, changes):
     assert np.abs(after - before).max() > 1e-4
 
 
-def test_an_argument_that_changes_in_place_takes_effect():
-    for weights in ([1.0, 0.5, 0.1], np.array([1.0, 0.5, 0.1])):
-        model = make("KMaxP", weights=weights)
-        model(LONGER)
-        weights[0] = -1.0
-        expected = scores(make("KMaxP", weights=[-1.0, 0.5, 0.1]), LONGER)
-        np.testing.assert_allclose(scores(model, LONGER), expected, atol=1e-5)
+@pytest.mark.parametrize("weights", [[1.0, 0.5, 0.1], np.array([1.0, 0.5, 0.1])], ids=["list", "array"])
+def test_a_list_that_changes_in_place_has_no_effect(weights):
+    model = make("KMaxP", weights=weights)
+    expected = scores(model, LONGER)
+    weights[0] = -1.0
+    np.testing.assert_allclose(scores(model, LONGER), expected, atol=1e-6)
+    assert model.weights == (1.0, 0.5, 0.1)
 
 
 @pytest.mark.parametrize("name", ["MaxP", "LateIR", "BiEncoder-max"])

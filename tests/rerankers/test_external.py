@@ -294,14 +294,16 @@ def test_a_custom_head_can_aggregate_the_scores_of_windows(results):
     assert scores(MedianP(SCORER, **WORDS), results)[0] == pytest.approx(own[(len(own) - 1) // 2])
 
 
-def test_a_cache_needs_a_name(results, tmp_path):
+def test_a_cache_needs_the_name_of_an_object(results, tmp_path):
     path, spy = tmp_path / "scores", Spy()
-    with pytest.raises(ValueError, match="has no name"):
-        ld.MaxP(SCORER, score_cache=path, **WORDS)(results)
+    with pytest.warns(UserWarning, match="name="):
+        ld.MaxP(ld.PairScorer(spy), score_cache=path, **WORDS)(results)
     first, again, other = (
         ld.MaxP(ld.PairScorer(spy, name=name), score_cache=path, **WORDS)
         for name in ("overlap", "overlap", "overlap 2")
     )
+    assert not path.exists()
+    spy.asked.clear()
     expected, number = scores(first, results), len(spy.asked)
     assert (scores(again, results) == expected).all()
     assert len(spy.asked) == number

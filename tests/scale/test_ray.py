@@ -108,7 +108,7 @@ def test_coverage_of_blocks_adds_up_to_the_total(make):
         parts.append(model.coverage)
     assert len(parts) > 2
     assert Coverage.total(parts) == whole
-    assert (whole.documents, whole.queries) == (len(frame), frame["qid"].nunique())
+    assert (whole.pairs, whole.queries) == (len(frame), frame["qid"].nunique())
 
 
 def test_ray_imported_before_java_is_refused(monkeypatch):

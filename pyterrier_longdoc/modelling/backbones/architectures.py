@@ -40,7 +40,7 @@ class InputRules:
     """Whether `tokens` needs the character offsets of tokens."""
 
     def __init__(self, config: Any = None, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.arguments = arguments
+        self.arguments = dict(arguments)
 
     def tokens(self, text: TokenizedText) -> TokenizedText:
         """Return the tokens of a text as the architecture reads them."""
