@@ -6,11 +6,11 @@
 
 COLLECTIONS is that of `train_questions.py`, which also says what is held out.
 
-1. `prepare`: for questions of the training splits, and of the dev splits, a page whose first 477 tokens have the answer,
-   and others. Pages of medquad and of the docstrings begin where they do. Those of squad, newwiki and fairytaleqa, which
-   have few documents, begin at any passage, so that the answer stands anywhere in what is read; half of them end before
-   the 477 tokens. Half of the short passages of nq stand among others. Of the negatives one is mostly the same document
-   without the answer, the others are the best of BM25.
+1. `prepare`: for questions of the training and dev splits, a page whose first 477 tokens have the answer, and others.
+   Pages of medquad and the docstrings begin where the documents do. squad, newwiki and fairytaleqa have few documents:
+   their pages begin at any passage, so that the answer stands anywhere in what is read, and half of them end earlier.
+   Half of the short passages of nq stand among others. Most questions have the same document without the answer as one
+   negative; the others are of BM25's best.
 2. `train`: from the packaged MaxP, by cross entropy over a question's pages, as a change of rank 16 of each matrix.
 3. `dev`: nDCG@10 and RR on the dev questions, for several sizes of the window.
 
@@ -32,7 +32,7 @@ from typing import Any
 import pandas as pd
 from train_docstrings import phrases_of
 from train_heads import without_answers
-from train_questions import COLLECTIONS, Collection, HeldOut, Passage, bm25, docstring_passages, read_examples
+from train_questions import COLLECTIONS, Collection, HeldOut, Question, bm25, docstring_passages, read_examples
 from transformers import AutoTokenizer
 
 import pyterrier_longdoc as ld
@@ -77,9 +77,7 @@ class Texts:
         names, found = list(texts), []
         for start in range(0, len(names), 256):
             own = [texts[name] for name in names[start : start + 256]]
-            found += tokenizer(
-                own, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            ).offset_mapping
+            found += tokenizer(own, add_special_tokens=False, return_offsets_mapping=True, verbose=False).offset_mapping
         self.starts = {name: [begin for begin, _ in places] for name, places in zip(names, found, strict=True)}
         self.ends = {name: [end for _, end in places] for name, places in zip(names, found, strict=True)}
 
@@ -101,7 +99,7 @@ def length(rng: Random) -> int:
 
 
 class Source:
-    """The pages of a split, and what `candidates` need to make those of a question.
+    """The questions of a split and the pages for them.
 
     `kind` is "any" for pages that begin at any passage, "whole" for beginnings of documents, and "among" for short
     documents of which half stand among others.
@@ -153,44 +151,34 @@ class Source:
                 rest -= tokens
         return "\n".join([*before, text, *after])
 
-    def right(self, question: Any, rng: Random) -> Page | None:
-        """Return a page in which the answer stands."""
+    def right(self, question: Question, rng: Random) -> Page | None:
+        """Return a page in which the answer stands, if there is one."""
         gold = self.passages[question.answer[0] if question.answer else rng.choice(question.gold)]
-        if self.kind == "among" or self.name == "docstrings":
+        if self.kind == "among" or self.name == "docstrings":  # the gold text is the document
             return self.page(gold.docno, 0, rng)
-        least = gold.start + len(gold.text)
-        if question.answer:
-            least = gold.start + question.answer[2]
         tokens = length(rng) if self.kind == "any" else TOKENS
-        fits = []
-        for start in self.starts[gold.docno]:
-            if start <= gold.start:
-                end = self.texts.end(gold.docno, start, tokens)
-                if end >= (least if question.answer else min(least, self.texts.end(gold.docno, gold.start, LEAST))):
-                    fits.append(start)
-        if not fits:
+        if question.answer:
+            needed = gold.start + question.answer[2]
+        else:
+            needed = min(gold.start + len(gold.text), self.texts.end(gold.docno, gold.start, LEAST))
+        starts = [start for start in self.starts[gold.docno] if start <= gold.start]
+        starts = [start for start in starts if self.texts.end(gold.docno, start, tokens) >= needed]
+        if not starts:
             return None
-        start = rng.choice(fits)
+        start = rng.choice(starts)
         return Page(gold.docno, gold.title, self.texts.cut(gold.docno, start, tokens), start)
 
-    def same(self, question: Any, docno: str, rng: Random) -> Page | None:
-        """Return a page of the same document in which the passages that answer do not stand."""
+    def same(self, question: Question, docno: str, rng: Random) -> Page | None:
+        """Return a page of the same document in which no passage that answers stands, if there is one."""
         answers = [self.passages[i] for i in question.gold if self.passages[i].docno == docno]
         if self.kind == "any":
-            fits = [
-                start
-                for start in self.starts[docno]
-                if all(
-                    start >= p.start + len(p.text) or self.texts.end(docno, start, TOKENS) <= p.start for p in answers
-                )
-            ]
-            return self.page(docno, rng.choice(fits), rng) if fits else None
-        if self.name != "medquad":
-            return None
-        rest = without_answers(self.texts.texts[docno], answers)
-        return Page(docno, self.titles[docno], cut_words(rest), -1) if rest else None
+            places = [(start, self.texts.end(docno, start, TOKENS)) for start in self.starts[docno]]
+            starts = [s for s, end in places if all(s >= p.start + len(p.text) or end <= p.start for p in answers)]
+            return self.page(docno, rng.choice(starts), rng) if starts else None
+        rest = without_answers(self.texts.texts[docno], answers) if self.name == "medquad" else ""
+        return Page(docno, self.titles[docno], " ".join(rest.split(" ")[:TOKENS]), -1) if rest else None
 
-    def candidates(self, question: Any, found: Sequence[int], negatives: int, rng: Random) -> list[Page]:
+    def candidates(self, question: Question, found: Sequence[int], negatives: int, rng: Random) -> list[Page]:
         """Return the right page of a question and its negatives, or nothing."""
         right = self.right(question, rng)
         if right is None:
@@ -211,16 +199,11 @@ class Source:
         return [right, *([same] if same is not None else []), *drawn]
 
 
-def cut_words(text: str) -> str:
-    """Return the beginning of a text, longer than what is read of it."""
-    return " ".join(text.split(" ")[:TOKENS])
-
-
 # Examples.
 
 
 def examples_of(source: Source, number: int, negatives: int, held: HeldOut | None) -> Iterator[dict[str, object]]:
-    """Yield `qid, query, docno, title, text, label` for the pages of so many questions, the right one first."""
+    """Yield `qid, query, docno, text, label` for the pages of so many questions, the right one first."""
     questions = sorted(source.questions, key=lambda question: question.qid)
     Random(f"firstp:{source.name}").shuffle(questions)
     topics = pd.DataFrame([(q.qid, q.query) for q in questions[: 2 * number]], columns=["qid", "query"])
@@ -236,12 +219,11 @@ def examples_of(source: Source, number: int, negatives: int, held: HeldOut | Non
         if not pages or (held is not None and any(held.has(source.name, phrases_of(page.text)) for page in pages)):
             continue
         done += 1
-        titled = rng.random() < TITLED
+        qid, titled = f"{source.name}:{question.qid}", rng.random() < TITLED
         for place, page in enumerate(pages):
             text = f"{page.title}\n{page.text}" if titled and page.title else page.text
-            qid = f"{source.name}:{question.qid}"
-            yield {"qid": qid, "query": question.query, "docno": f"{page.docno}:{page.start}:{place}", "title": "",
-                   "text": text, "label": int(place == 0)}  # fmt: skip
+            row = (qid, question.query, f"{page.docno}:{page.start}:{place}", text, int(place == 0))
+            yield dict(zip(("qid", "query", "docno", "text", "label"), row, strict=True))
 
 
 def prepare(collections: Path, folder: Path) -> None:
@@ -288,7 +270,7 @@ def train(folder: Path, steps: int) -> None:
     model = ld.FirstP(ENCODER, training=training, dtype="float32", verbose=True)
     model.start_from(ld.MaxP.load("longdoc:maxp"))
     use_attention(model.model.encoder.backbone, "eager")  # on a CPU sdpa is slow backwards
-    examples = read_examples(folder / "data" / "firstp-train.jsonl.gz").drop(columns="title")
+    examples = read_examples(folder / "data" / "firstp-train.jsonl.gz")
     begin = time.perf_counter()
     model.fit(examples.drop(columns="label"), examples.loc[examples["label"] > 0, ["qid", "docno", "label"]])
     model.save(folder / "firstp")
@@ -297,7 +279,7 @@ def train(folder: Path, steps: int) -> None:
 
 def dev(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Print nDCG@10 and RR on the dev questions, of each collection and of all."""
-    examples = read_examples(folder / "data" / "firstp-dev.jsonl.gz").drop(columns="title")
+    examples = read_examples(folder / "data" / "firstp-dev.jsonl.gz")
     qrels = examples.loc[examples["label"] > 0, ["qid", "docno", "label"]]
     topics = examples[["qid", "query"]].drop_duplicates()
     kept: dict[str, Any] = {"dtype": "float32", "device": "cpu", "score_cache": folder / "dev.sqlite"}
