@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the scripts are called as such, and import one another so
 
 import evaluate_questions
+import train_firstp
 import train_heads
 import train_questions
 from train_questions import ABOVE, Passage
@@ -115,3 +117,43 @@ def test_an_interrupted_evaluation_leaves_no_partial_file_of_scores(tmp_path, mo
     evaluate_questions.score(tmp_path, ["m"], args)
     assert [file.name for file in (tmp_path / "scores").iterdir()] == ["dev-docstrings-documents-m+best3.csv"]
     assert list(evaluate_questions.scored(tmp_path, "dev", ["m+best3"], [])) == ["docstrings-documents"]
+
+
+@pytest.fixture
+def stories(tmp_path):
+    """A collection `squad` with a document of twelve passages, and a question for the sixth."""
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    text = "\n".join(" ".join(f"x{p} {w}" for w in range(22)) for p in range(12))
+    places = [(text.index(f"x{p} 0"), text.index(f"x{p} 21") + len(f"x{p} 21")) for p in range(12)]
+    answer = {"answer_start": text.index("x5 9"), "answer_end": text.index("x5 9") + 4}
+    rows = {
+        "docs.jsonl": [{"docno": "x", "title": "title", "text": text}],
+        "passages.jsonl": [{"docno": "x", "start": start, "end": end} for start, end in places],
+        "spans.jsonl": [{"qid": "q", "docno": "x", "start": places[5][0], "end": places[5][1], **answer}],
+    }
+    texts = {name: "\n".join(map(json.dumps, lines)) for name, lines in rows.items()}
+    texts |= {"topics.tsv": "q\twhere", "qrels.txt": "q 0 x 1", "splits.tsv": "q\ttrain", "findable.txt": "q"}
+    for name, content in texts.items():
+        (folder / name).write_text(f"{content}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_answer_stands_in_the_right_page_of_firstp_and_not_in_the_same_document(stories, seed):
+    source = train_firstp.Source("squad", stories, "train")
+    (question,), rng = source.questions, train_firstp.Random(seed)
+    right, same = source.right(question, rng), source.same(question, "x", rng)
+    assert "x5 9" in right.text
+    assert source.texts.end("x", right.start, train_firstp.TOKENS) - right.start >= len(right.text)
+    assert same.docno == "x"
+    assert "x5" not in same.text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_text_among_others_stands_in_what_firstp_reads(stories, seed):
+    source = train_firstp.Source("squad", stories, "train")
+    texts = {"own": "the own text"} | {d: " ".join([d] * 90) for d in "abcdefgh"}
+    source.texts, source.places = train_firstp.Texts(texts), [(d, 0) for d in "abcdefgh"]
+    text = source.among("own", texts["own"], train_firstp.Random(seed))
+    assert len(text[: text.index(texts["own"])].split()) + 3 <= train_firstp.TOKENS

@@ -291,9 +291,9 @@ def around(text: str, answer: Sequence[int], words: int, rng: Random) -> str:
     return text[places[start][0] : places[start + words - 1][1]]
 
 
-def docstring_passages() -> tuple[list[Passage], list[Question]]:
-    """Return the documents of the docstrings' training split, and its topics."""
-    entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == "train"]
+def docstring_passages(split: str = "train") -> tuple[list[Passage], list[Question]]:
+    """Return the documents of a split of the docstrings, and its topics."""
+    entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == split]
     passages = [Passage(entry.docno, "", entry.text) for entry in entries]
     questions = [Question(f"q-{e.docno}", e.query, (i,)) for i, e in enumerate(entries) if e.query]
     return passages, questions
