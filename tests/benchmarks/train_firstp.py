@@ -3,6 +3,7 @@
     python tests/benchmarks/train_firstp.py prepare COLLECTIONS FOLDER
     python tests/benchmarks/train_firstp.py train FOLDER --steps 200
     python tests/benchmarks/train_firstp.py dev FOLDER MODEL [MODEL ...] --sizes 477 250
+    python tests/benchmarks/train_firstp.py package FOLDER
 
 COLLECTIONS is that of `train_questions.py`, which also says what is held out.
 
@@ -13,6 +14,7 @@ COLLECTIONS is that of `train_questions.py`, which also says what is held out.
    negative; the others are of BM25's best.
 2. `train`: from the packaged MaxP, by cross entropy over a question's pages, as a change of rank 16 of each matrix.
 3. `dev`: nDCG@10 and RR on the dev questions, for several sizes of the window.
+4. `package`: writes the model into the package, as changes of the packaged MaxP's encoder.
 
 Interrupted, a training continues where it was. Needs the extras `demo` and `train`.
 """
@@ -32,7 +34,16 @@ from typing import Any
 import pandas as pd
 from train_docstrings import phrases_of
 from train_heads import without_answers
-from train_questions import COLLECTIONS, Collection, HeldOut, Question, bm25, docstring_passages, read_examples
+from train_questions import (
+    COLLECTIONS,
+    Collection,
+    HeldOut,
+    Question,
+    bm25,
+    docstring_passages,
+    read_examples,
+    write_packaged,
+)
 from transformers import AutoTokenizer
 
 import pyterrier_longdoc as ld
@@ -277,6 +288,12 @@ def train(folder: Path, steps: int) -> None:
     print(f"\nfirstp: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string()}")
 
 
+def package(folder: Path) -> None:
+    """Write the FirstP into the package."""
+    model = ld.FirstP.load(folder / "firstp")
+    write_packaged(model, "firstp", ld.FirstP(ENCODER).model, encoder_of="longdoc:maxp")
+
+
 def dev(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Print nDCG@10 and RR on the dev questions, of each collection and of all."""
     examples = read_examples(folder / "data" / "firstp-dev.jsonl.gz")
@@ -303,9 +320,9 @@ def dev(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    first, second, third = (commands.add_parser(name) for name in ("prepare", "train", "dev"))
+    first, second, third, last = (commands.add_parser(name) for name in ("prepare", "train", "dev", "package"))
     first.add_argument("collections", type=Path)
-    for each in (first, second, third):
+    for each in (first, second, third, last):
         each.add_argument("folder", type=Path)
     second.add_argument("--steps", type=int, required=True)
     third.add_argument("models", nargs="+")
@@ -316,6 +333,8 @@ def main() -> None:
         prepare(args.collections, args.folder / "data")
     elif args.command == "train":
         train(args.folder, args.steps)
+    elif args.command == "package":
+        package(args.folder)
     else:
         dev(args.folder, args.models, args.sizes)
 

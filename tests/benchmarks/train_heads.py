@@ -1,4 +1,4 @@
-"""Trains PARADE's attention on the windows' vectors of the packaged MaxP, and writes all packaged models.
+"""Trains PARADE's attention on the windows' vectors of the packaged MaxP, and packages both.
 
     python tests/benchmarks/train_heads.py windows COLLECTIONS FOLDER FOLDER/round2
     python tests/benchmarks/train_heads.py heads FOLDER FOLDER/round2
@@ -8,7 +8,7 @@
    and others of BM25's best; of each the vectors of BM25's best windows, three or eight, by the encoder of the MaxP.
 2. `heads`: the encoder stays as it is, and only what stands above it learns, by cross entropy over a question's
    documents. PARADE's attention begins as a soft maximum of MaxP's scores.
-3. `package`: FirstP and MaxP have the same weights; the MaxP's folder holds the encoder, to which the others refer.
+3. `package`: the MaxP's folder holds the encoder, to which that of the PARADE refers.
 
 `windows` goes on where it was interrupted. Needs the extras `demo` and `train`.
 """
@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -30,13 +29,12 @@ import pyterrier as pt
 import torch
 from evaluate_questions import WINDOWS
 from torch.nn import functional
-from train_questions import COLLECTIONS, Collection, Passage, bm25, docstring_passages
+from train_questions import COLLECTIONS, Collection, Passage, bm25, docstring_passages, write_packaged
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.common.files import replacing
 from pyterrier_longdoc.common.packaged import ENCODER
-from pyterrier_longdoc.modelling.compact import pack
 from pyterrier_longdoc.modelling.inputs import Encoded
 
 DOCUMENTS, DEPTH = 6, 15
@@ -186,28 +184,14 @@ def heads(folder: Path, name: str) -> None:
 
 
 def package(folder: Path, name: str) -> None:
-    """Write the models into the package, in its compact format."""
-    models, card = Path(ld.__file__).parent / "models", Path(__file__).with_name("packaged_card.md")
-    trained = ld.MaxP.load(name)
-    made: dict[str, Any] = {
-        "maxp": ld.MaxP(ENCODER, **WINDOWS),
-        "firstp": ld.FirstP(ENCODER),
-    }
-    for model in made.values():
-        model.start_from(trained)
-        model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
-    made[HEAD] = ld.PARADE.load(folder / HEAD)
-    for short, model in made.items():
-        encoder_of = None if short == "maxp" else "longdoc:maxp"
-        if encoder_of is not None:  # its very weights, so that nothing of the encoder is stored again
-            model.model.encoder.load_state_dict(ld.MaxP.load(encoder_of).model.encoder.state_dict())
-        shutil.rmtree(models / short, ignore_errors=True)
-        model.save(models / short)
-        pack(models / short, type(model)(**arguments_of(model)).model, encoder_of=encoder_of)
-        with (models / short / "README.md").open("a", encoding="utf-8") as readme:
-            readme.write(card.read_text(encoding="utf-8"))
-        size = sum(file.stat().st_size for file in (models / short).iterdir())
-        print(f"longdoc:{short}: {size / 1e6:.2f} MB", flush=True)
+    """Write the MaxP and the PARADE into the package."""
+    trained, maxp, parade = ld.MaxP.load(name), ld.MaxP(ENCODER, **WINDOWS), ld.PARADE.load(folder / HEAD)
+    maxp.start_from(trained)
+    maxp.model.recipe, maxp.model.history = trained.model.recipe, trained.model.history
+    write_packaged(maxp, "maxp", ld.MaxP(ENCODER).model)
+    # The very weights of MaxP's encoder, so that nothing of it is stored again.
+    parade.model.encoder.load_state_dict(ld.MaxP.load("longdoc:maxp").model.encoder.state_dict())
+    write_packaged(parade, HEAD, ld.PARADE(**arguments_of(parade)).model, encoder_of="longdoc:maxp")
 
 
 def main() -> None:

@@ -434,13 +434,18 @@ def package(folder: Path) -> None:
             kept = 0 if ".embeddings." in name else RANK
             state[name] = before[name] + ((u[:, :kept] * s[:kept]) @ v[:kept]).float()
     model.model.load_state_dict(state)
-    target = Path(ld.__file__).parent / "models" / "maxsim"
+    write_packaged(model, "maxsim", untrained)
+
+
+def write_packaged(model: Any, name: str, untrained: Any, *, encoder_of: str | None = None) -> None:
+    """Write a model into the package in its compact format, with the card of all packaged models."""
+    target = Path(ld.__file__).parent / "models" / name
     shutil.rmtree(target, ignore_errors=True)
     model.save(target)
-    pack(target, untrained)
+    pack(target, untrained, encoder_of=encoder_of)
     with (target / "README.md").open("a", encoding="utf-8") as readme:
         readme.write(Path(__file__).with_name("packaged_card.md").read_text(encoding="utf-8"))
-    print(f"longdoc:maxsim: {sum(file.stat().st_size for file in target.iterdir()) / 1e6:.2f} MB")
+    print(f"longdoc:{name}: {sum(file.stat().st_size for file in target.iterdir()) / 1e6:.2f} MB", flush=True)
 
 
 def main() -> None:
