@@ -201,7 +201,8 @@ def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.Data
     docnos = as_strings(rows["docno"])
     documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, text_loader.text_loader(fields))
     places = pd.Index(documents["docno"]).get_indexer(docnos)
-    return rows.assign(**{name: documents[name].array.take(places) for name in fields})
+    texts = repeated(documents[fields], places)
+    return rows.assign(**{name: texts[name] for name in fields})
 
 
 def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
@@ -219,6 +220,15 @@ def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
         raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame
+
+
+def repeated(frame: pd.DataFrame, rows: Sequence[int] | np.ndarray) -> pd.DataFrame:
+    """Return the rows at these positions with a new index; a row can occur several times.
+
+    Columns of text become objects, which share their strings: a column of Arrow would copy a text for each row.
+    """
+    texts = [name for name, dtype in frame.dtypes.items() if pd.api.types.is_string_dtype(dtype)]
+    return frame.astype(dict.fromkeys(texts, object)).iloc[rows].reset_index(drop=True)
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
