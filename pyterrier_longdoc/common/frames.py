@@ -274,10 +274,18 @@ EXPLANATION = (
     "window_field",
     "window_digest",
 )
-"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
+"""The columns that `explain=True` adds."""
 
 OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
+
+OF_A_SCORE = (
+    *("score", "rank", *EXPLANATION),
+    "probability",  # of Calibrated
+    *("llm_prompts", "llm_rounds", "llm_missing", "llm_duplicates"),  # of RankGPT
+    *("llm_unknown", "llm_refusals", "llm_retries", "llm_failed"),
+)
+"""The columns that belong to a score; new scores replace or remove them, and those with the prefix."""
 
 
 def with_scores(
@@ -285,10 +293,10 @@ def with_scores(
 ) -> pd.DataFrame:
     """Return a new frame with scores, ranks and other columns (objects unless they are arrays).
 
-    Columns that explain the scores of an earlier model are removed.
+    Columns that belong to the scores of an earlier model are removed.
     """
     own = [column for column in inp if str(column).startswith(OWN_EXPLANATION)]
-    out = inp.drop(columns=["score", "rank", *EXPLANATION, *own, *columns], errors="ignore")
+    out = inp.drop(columns=[*OF_A_SCORE, *own, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)
