@@ -374,6 +374,10 @@ def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     return labels
 
 
+LARGEST_LABEL = 1_000_000
+"""trec_eval needs memory for each grade up to the largest, and takes labels above 2**31 for others."""
+
+
 def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     """Return the labels as whole numbers for measures, even if a merge has converted them to floats."""
     labels = labels_of(qrels, owner)
@@ -381,6 +385,10 @@ def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     if len(fractions):
         found = f"the column 'label' holds {labels[fractions[0]]:g} in row {fractions[0]}"
         raise ValueError(f"{owner}: {found}, but measures need whole numbers: round or scale the labels")
+    large = np.flatnonzero(np.abs(labels) > LARGEST_LABEL)
+    if len(large):
+        found = f"the column 'label' holds {labels[large[0]]:g} in row {large[0]}"
+        raise ValueError(f"{owner}: {found}, but measures take grades of at most {LARGEST_LABEL:,}: scale the labels")
     return labels.astype(np.int64)
 
 
