@@ -21,7 +21,7 @@ from ..common.frames import (
     as_strings,
     check_columns,
     field_names,
-    labels_of,
+    integer_labels,
     strings,
     texts_of,
     validated,
@@ -331,7 +331,7 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
     columns = ["qid", "docno", "label"]
     for name, frame in (("judged", judged), ("qrels", qrels)):
         check_columns(frame, columns, name)
-        labels_of(frame, name)
+        integer_labels(frame, name)
     human_labels, judge_labels = (frame[columns].astype({"qid": str, "docno": str}) for frame in (qrels, judged))
     common = judge_labels.drop_duplicates(["qid", "docno"]).merge(
         human_labels.drop_duplicates(["qid", "docno"]), on=["qid", "docno"], suffixes=("_judge", "_qrels")

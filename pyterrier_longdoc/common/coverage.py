@@ -173,7 +173,9 @@ class Coverage:
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
     def _repr_html_(self) -> str:
-        shown = {name: value for name, value in self.as_dict().items() if name != "cut" and value not in (0, None)}
+        shown = {
+            name: value for name, value in self.as_dict().items() if name != "truncated" and value not in (0, None)
+        }
         shown |= {f"tokens cut by {argument}": tokens for argument, tokens in self.truncated.items()}
         return pd.DataFrame({"coverage": pd.Series(shown, dtype=object)}).to_html(float_format="{:.3f}".format)
 

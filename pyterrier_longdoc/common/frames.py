@@ -201,7 +201,8 @@ def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.Data
     docnos = as_strings(rows["docno"])
     documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, text_loader.text_loader(fields))
     places = pd.Index(documents["docno"]).get_indexer(docnos)
-    return rows.assign(**{name: documents[name].array.take(places) for name in fields})
+    texts = repeated(documents[fields], places)
+    return rows.assign(**{name: texts[name] for name in fields})
 
 
 def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
@@ -219,6 +220,15 @@ def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
         raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame
+
+
+def repeated(frame: pd.DataFrame, rows: Sequence[int] | np.ndarray) -> pd.DataFrame:
+    """Return the rows at these positions with a new index; a row can occur several times.
+
+    Columns of text become objects, which share their strings: a column of Arrow would copy a text for each row.
+    """
+    texts = [name for name, dtype in frame.dtypes.items() if pd.api.types.is_string_dtype(dtype)]
+    return frame.astype(dict.fromkeys(texts, object)).iloc[rows].reset_index(drop=True)
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
@@ -264,10 +274,18 @@ EXPLANATION = (
     "window_field",
     "window_digest",
 )
-"""The columns that `explain=True` adds, to be left out of new scores, which they do not explain."""
+"""The columns that `explain=True` adds."""
 
 OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
+
+OF_A_SCORE = (
+    *("score", "rank", *EXPLANATION),
+    "probability",  # of Calibrated
+    *("llm_prompts", "llm_rounds", "llm_missing", "llm_duplicates"),  # of RankGPT
+    *("llm_unknown", "llm_refusals", "llm_retries", "llm_failed"),
+)
+"""The columns that belong to a score; new scores replace or remove them, and those with the prefix."""
 
 
 def with_scores(
@@ -275,10 +293,10 @@ def with_scores(
 ) -> pd.DataFrame:
     """Return a new frame with scores, ranks and other columns (objects unless they are arrays).
 
-    Columns that explain the scores of an earlier model are removed.
+    Columns that belong to the scores of an earlier model are removed.
     """
     own = [column for column in inp if str(column).startswith(OWN_EXPLANATION)]
-    out = inp.drop(columns=["score", "rank", *EXPLANATION, *own, *columns], errors="ignore")
+    out = inp.drop(columns=[*OF_A_SCORE, *own, *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)
@@ -356,6 +374,10 @@ def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     return labels
 
 
+LARGEST_LABEL = 1_000_000
+"""trec_eval needs memory for each grade up to the largest, and takes labels above 2**31 for others."""
+
+
 def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     """Return the labels as whole numbers for measures, even if a merge has converted them to floats."""
     labels = labels_of(qrels, owner)
@@ -363,6 +385,10 @@ def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     if len(fractions):
         found = f"the column 'label' holds {labels[fractions[0]]:g} in row {fractions[0]}"
         raise ValueError(f"{owner}: {found}, but measures need whole numbers: round or scale the labels")
+    large = np.flatnonzero(np.abs(labels) > LARGEST_LABEL)
+    if len(large):
+        found = f"the column 'label' holds {labels[large[0]]:g} in row {large[0]}"
+        raise ValueError(f"{owner}: {found}, but measures take grades of at most {LARGEST_LABEL:,}: scale the labels")
     return labels.astype(np.int64)
 
 

@@ -64,8 +64,8 @@ class TextLoader(pt.Transformer):
                 bar.update()
         columns = {name: [rows[docno][name] for docno in docnos] for name in self.fields}
         out = inp.drop(columns=self.fields, errors="ignore")
-        # dtype=str keeps the column type of an empty frame equal to that of a full one.
-        return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
+        # Objects share the text of a document with many queries; Arrow would copy it for each row.
+        return out.assign(**{name: pd.Series(values, out.index, dtype=object) for name, values in columns.items()})
 
     def fuse_rank_cutoff(self, k: int) -> pt.Transformer:
         """Apply a rank cutoff before the texts are loaded (``loader % k``)."""

@@ -56,5 +56,6 @@ class RotateDocuments(NotebookMixin, pt.Transformer):
         pt.validate.columns(inp, includes=[self.text_field], context=self)
         texts = strings(inp[self.text_field], self.text_field)
         # The text is part of the seed, so that a document is rotated in the same way in every run and batch.
-        new_texts = [rotate(text, random.Random(f"{self.seed}/{text}")) for text in texts]
-        return inp.assign(**{self.text_field: pd.Series(new_texts, dtype=str).array})
+        rotated = {text: rotate(text, random.Random(f"{self.seed}/{text}")) for text in set(texts)}
+        column = pd.Series([rotated[text] for text in texts], inp.index, dtype=object)
+        return inp.assign(**{self.text_field: column})

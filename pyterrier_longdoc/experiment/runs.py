@@ -53,7 +53,7 @@ def run_by_query(frame: pd.DataFrame, name: str) -> RunByQuery:
 
 
 class QueryEvaluator:
-    """Evaluates runs on the judged queries, exactly as `pt.Experiment` does.
+    """Evaluates runs on the judged queries, exactly as `pt.Experiment` does, but for repeated documents in `ERR`.
 
     If a system returned nothing for a judged query, the query gets the default value of the measure, usually 0. Topics
     without judgements are ignored. Documents with equal scores (in float32) are ranked by docno, descending, as in
@@ -87,7 +87,8 @@ class QueryEvaluator:
     def __call__(self, run: RunByQuery) -> np.ndarray:
         """Return the `(Q, M)` values of a run."""
         values = np.full((len(self.qids), len(self.names)), np.nan)
-        # The last score of a repeated document counts, as in PyTerrier.
+        # The last score of a repeated document counts, as in trec_eval; ir_measures would give gdeval, which computes
+        # ERR, a relevant document twice.
         score_dicts = {qid: dict(zip(docnos, scores.tolist(), strict=True)) for qid, (docnos, scores) in run.items()}
         for metric in self._evaluator.iter_calc(score_dicts):
             values[self._row[metric.query_id], self._column[metric.measure]] = metric.value

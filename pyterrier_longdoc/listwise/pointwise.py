@@ -84,7 +84,7 @@ class Pointwise(LLMReranker):
         return [*super().cited(), *(["zhuang-2024-beyond"] if self.grades else [])]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a new frame with new `score` and `rank`, without columns that explain scores of an earlier model.
+        """Return a new frame with new `score` and `rank`, without columns that belong to earlier scores.
 
         Raises:
             NoLogprobsError: if the model replies without log-probabilities.

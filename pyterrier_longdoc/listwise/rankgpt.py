@@ -110,7 +110,7 @@ class RankGPT(LLMReranker):
         return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return a new frame with new `score` and `rank`, without columns that explain scores of an earlier model.
+        """Return a new frame with new `score` and `rank`, without columns that belong to earlier scores.
 
         Raises:
             ValueError: for invalid arguments, or a qid with several queries.

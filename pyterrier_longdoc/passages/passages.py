@@ -10,7 +10,16 @@ import pyterrier as pt
 
 from ..common.arguments import argument, check_type
 from ..common.files import full_name
-from ..common.frames import Text, TextField, as_document, documents_of, field_names, join_lines, window_fields
+from ..common.frames import (
+    Text,
+    TextField,
+    as_document,
+    documents_of,
+    field_names,
+    join_lines,
+    repeated,
+    window_fields,
+)
 from ..common.presentation import NotebookMixin
 from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import SlidingWindows, Windows
@@ -71,7 +80,7 @@ class Passages(NotebookMixin, pt.Transformer):
         column, *others = window_fields(self.text_field, self.repeat)
         rows, numbers, texts, spans = map(list, zip(*passages, strict=True)) if passages else ([], [], [], [])
         names = [f"{docnos[row]}%p{number}" for row, number in zip(rows, numbers, strict=True)]
-        out = inp.iloc[rows].reset_index(drop=True)
+        out = repeated(inp, rows)
         out = out.assign(docno=pd.Series(names, dtype=object), passage_span=pd.Series(spans, dtype=object))
         windows = {"window_field": ""} if "window_scores" in out else {}  # the windows are the document's
         return out.assign(**{"text" if others else column: pd.Series(texts, dtype=object)}, **windows)

@@ -278,8 +278,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         """Score every row.
 
         Args:
-            inp: `qid, query, docno` and the text columns; other columns are kept, except the explanations of an
-                earlier model.
+            inp: `qid, query, docno` and the text columns; other columns are kept, except those of an earlier
+                score: explanations, `probability` and the report of `RankGPT`.
 
         Returns:
             A new frame with the same rows, order, index and columns, and with `score` and `rank`.

@@ -321,7 +321,7 @@ def _positions(results: pd.DataFrame) -> np.ndarray:
         ranks = pd.Series(numeric(results, "rank", "the candidates", advice))
     else:
         ranks = results.groupby("qid", sort=False).cumcount()
-    return ranks.to_numpy().astype(int)
+    return ranks.to_numpy()
 
 
 Pick = tuple[QueryGroup, tuple[int, ...]]

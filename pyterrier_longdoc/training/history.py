@@ -19,13 +19,14 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     """Return the mean of a measure (as in `pt.Experiment`, e.g. `"nDCG@10"`) over the judged queries.
 
     Args:
-        results: `qid, docno, score`.
+        results: `qid, docno, score`; the last score of a repeated document counts.
         qrels: `qid, docno, label`; labels are whole numbers.
         metric: the measure.
     """
     measure = measure_named(metric)
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
+    run = run.drop_duplicates(["query_id", "doc_id"], keep="last")  # as in experiments
     qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
     judged = qrels[["qid", "docno"]].astype(str).assign(label=integer_labels(qrels, "qrels")).rename(columns=names)
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pandas as pd
 import pyterrier as pt
 import pytest
@@ -73,6 +75,28 @@ def test_a_duplicate_judgement_counts_once():
         ),
     ):
         assert call(twice) == call(QRELS)
+
+
+@pytest.mark.parametrize("label", [1e300, 2**32, 2**31 - 1, -(2.0**40), 0.5])
+@pytest.mark.parametrize("measure", ["Experiment", "validation", "evaluate", "agreement of a judge"])
+def test_labels_that_measures_would_take_for_others_are_refused(measure, label):
+    with pytest.raises(ValueError, match=r"label.*but measures"):
+        CALLS[measure](QRELS.astype({"label": float}).replace({"label": {1: label}}))
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="ERR is computed by gdeval")
+@pytest.mark.parametrize("measure", ["ERR@10", "nDCG@10", "AP"])
+def test_a_repeated_document_counts_once_with_its_last_score(measure):
+    def number(frame):  # as gdeval needs
+        return frame.assign(qid=frame["qid"].str[1:])
+
+    run, qrels = number(RUN.assign(score=-RUN["score"])), number(QRELS)
+    for given in (pd.concat([run, run]), pd.concat([run.assign(score=9.0), run])):
+        expected = evaluate(run, qrels, measure)
+        assert 0 < expected < 1
+        assert evaluate(given, qrels, measure) == expected
+        results = ld.Experiment({"run": given}, number(TOPICS), qrels, [measure])
+        assert results.means.to_numpy().item() == pytest.approx(expected, abs=1e-12)
 
 
 # Texts.

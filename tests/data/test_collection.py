@@ -7,8 +7,9 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
+from pyterrier_longdoc.common.frames import with_text
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data import far_relevant
+from pyterrier_longdoc.data import RotateDocuments, far_relevant
 from pyterrier_longdoc.data.collection import CollectionParts, PositionedCollection
 
 from ..support.sources import build, passages
@@ -53,6 +54,21 @@ def test_the_text_loader_adds_texts_and_keeps_rows_index_and_columns():
     empty = loader(inp.iloc[:0])
     assert empty.dtypes.to_dict() == out.dtypes.to_dict()
     assert pt.inspect.transformer_outputs(loader, ["docno", "qid"]) == ["docno", "qid", "text", "title"]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda run: with_text(run, ["text"], planted()),
+        planted().text_loader(),
+        planted().text_loader() >> RotateDocuments(),
+    ],
+    ids=["text_loader=", "TextLoader", "RotateDocuments"],
+)
+def test_a_document_of_several_queries_is_in_memory_once(load):
+    run = pd.DataFrame({"qid": ["q1", "q2"], "docno": ["d1", "d1"]})
+    first, second = load(run)["text"]
+    assert first is second
 
 
 def test_unknown_documents_and_fields_are_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pyterrier as pt
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 
-from ..support import tiny
+from ..support import memory, tiny
 from ..support.systems import QUIET
 
 pytestmark = QUIET
@@ -59,6 +61,15 @@ def test_results_keep_their_columns_and_the_input_is_unchanged():
 
 def test_an_empty_frame_gets_the_column_of_spans():
     assert ld.Passages(FIVE)(DOCUMENTS.iloc[:0]).columns.tolist() == [*DOCUMENTS.columns, "passage_span"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_grows_with_the_text_not_with_its_product_with_the_passages():
+    text = "word " * 100_000
+    documents = pd.DataFrame({"docno": ["a"], "text": [text], "body": [text]})
+    passages = []
+    assert memory.growth(lambda: passages.append(ld.Passages()(documents))) < 120
+    assert passages[0]["body"].iloc[0] is passages[0]["body"].iloc[-1]
 
 
 def test_a_title_is_joined_or_repeated_in_each_passage():

@@ -14,6 +14,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
 from pyterrier_longdoc.listwise import Reply
+from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
 from pyterrier_longdoc.training import TeacherScores
 
 from ..support import terrier, tiny
@@ -135,13 +136,19 @@ def test_an_explanation_adds_the_columns_in_explanation(explained):
 
 
 @pytest.mark.parametrize("later", SCORING)
-def test_new_scores_are_not_explained_by_those_of_an_earlier_model(later, explained):
+def test_new_scores_leave_out_the_columns_of_an_earlier_score(later, explained):
     model = SCORING[later]()
-    for frame in (explained, explained.iloc[:0]):
+    scored = explained.assign(probability=0.5, **dict.fromkeys(REPORT_COLUMNS, 1))
+    for frame in (scored, scored.iloc[:0]):
         out = model(frame)
         added = {"probability"} if later == "Calibrated" else set()
-        assert set(out) == {*frame} - {*EXPLANATION} | added
+        assert set(out) == {*frame} - {*EXPLANATION, *REPORT_COLUMNS, "probability"} | added
         assert out["note"].tolist() == frame["note"].tolist()
+
+
+def test_a_probability_does_not_outlive_its_reranker(results):
+    out = (ld.Calibrated(make("FirstP"), calibration=CALIBRATION) >> make("MaxP"))(results)
+    assert out.columns.tolist() == make("MaxP")(results).columns.tolist()
 
 
 @pytest.mark.parametrize("later", ["MaxP", "Birch"])
