@@ -46,7 +46,7 @@ class Stage(pt.Transformer):
         self.calls.append(inp["qid"].nunique())
         self.clock[0] += self.seconds * len(inp)
         n = len(inp)
-        self.coverage = SimpleNamespace(documents=n, tokens=20 * n, tokens_read=self.tokens * n, windows=3 * n)
+        self.coverage = SimpleNamespace(pairs=n, tokens=20 * n, tokens_read=self.tokens * n, windows=3 * n)
         return pt.model.add_ranks(inp)
 
 
