@@ -15,7 +15,7 @@ import pyterrier as pt
 
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
-from ..common.key import NoKeyError, frame_digest, key, own_models
+from ..common.key import frame_digest, model_keys
 from ..common.runs import stages_of, substages
 from .cost import Cost, measuring
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
@@ -101,7 +101,7 @@ class Runner:
         if self.folder is not None:
             made_by = {
                 "topics": frame_digest(topics),
-                "models": list(map(_key_of, own_models(pipeline))),
+                "models": model_keys(pipeline, without=("computed",)),  # whatever computes them
                 "efficiency": self.efficiency,
             }
             saved = self.folder.find(part, made_by)
@@ -178,14 +178,6 @@ def _trained_qids(stage: pt.Transformer) -> frozenset[str]:
     if hasattr(stage, "trained_qids"):
         return stage.trained_qids
     return frozenset().union(*map(_trained_qids, substages(stage)))
-
-
-def _key_of(model: Any) -> str | None:
-    """Return the key of a model, whatever computes it; None if it has none, e.g. one around another package's model."""
-    try:
-        return key(model, without=("computed",))
-    except NoKeyError:
-        return None
 
 
 def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:
