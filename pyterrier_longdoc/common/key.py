@@ -82,6 +82,17 @@ def own_models(pipeline: pt.Transformer) -> list[Any]:
     return [stage for stage in stages_of(pipeline) if _is_ours(type(stage)) and hasattr(stage, "describe")]
 
 
+def model_keys(pipeline: pt.Transformer, *, without: Collection[str] = ()) -> list[str | None]:
+    """Return the keys of this package's models in a pipeline; None for one that cannot be identified."""
+    keys: list[str | None] = []
+    for model in own_models(pipeline):
+        try:
+            keys.append(key(model, without=without))
+        except NoKeyError:
+            keys.append(None)
+    return keys
+
+
 def frame_digest(frame: pd.DataFrame) -> str:
     """Return a hash of all columns of a frame: names, types and cells. The order of rows counts, that of columns not.
 

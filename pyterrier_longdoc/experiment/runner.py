@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,8 @@ import pyterrier as pt
 
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
-from ..common.key import NoKeyError, frame_digest, key, own_models
-from ..common.runs import stages_of
+from ..common.key import frame_digest, model_keys
+from ..common.runs import stages_of, substages
 from .cost import Cost, measuring
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
 from .systems import RunPart
@@ -61,6 +62,8 @@ class Runner:
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
+    # By system and id of a stage that can be fitted: its reference, the last part and the length of its history.
+    fitted: dict[tuple[str, int], tuple[ref[Any], RunPart, int | None]] = field(default_factory=dict)
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def evaluate(self, parts: Sequence[RunPart], on_part: Callable[[], object]) -> EvaluatedRun:
@@ -92,14 +95,13 @@ class Runner:
             return pipeline
         outcome.papers += papers_of_pipeline(pipeline)
         topics = self.topics if part.fold is None else part.fold.test_topics
-        trainings = [getattr(stage, "trained_on", None) for stage in stages_of(pipeline)]
-        seen = {qid for training in trainings if training is not None for qid in training.qids}
-        outcome.doubtful[TRAINED] += len(seen & set(topics["qid"]))
+        self._refuse_fitted_again(pipeline, part)
+        outcome.doubtful[TRAINED] += len(_trained_qids(pipeline) & set(topics["qid"]))
         made_by = None
         if self.folder is not None:
             made_by = {
                 "topics": frame_digest(topics),
-                "models": list(map(_key_of, own_models(pipeline))),
+                "models": model_keys(pipeline, without=("computed",)),  # whatever computes them
                 "efficiency": self.efficiency,
             }
             saved = self.folder.find(part, made_by)
@@ -111,6 +113,27 @@ class Runner:
         if self.folder is not None:
             self.folder.write(part, frame, made_by, cost)
         return frame
+
+    def _refuse_fitted_again(self, pipeline: pt.Transformer, part: RunPart) -> None:
+        """Refuse a model that a factory returned for several folds or seeds, and that was trained in between.
+
+        One without a `history`, of another package, may have been trained for each fold.
+        """
+        if part.fold is None and part.seed is None:
+            return
+        for stage in stages_of(pipeline):
+            if not hasattr(stage, "fit") or isinstance(stage, pt.Compose):
+                continue
+            history = getattr(stage, "history", None)
+            trained = None if history is None else len(history)
+            model, other, before = self.fitted.get((part.system, id(stage)), (ref(stage), part, trained))
+            may_have_been = trained != before or (trained is None and part.fold is not None)
+            if model() is stage and other is not part and may_have_been:
+                raise ValueError(
+                    f"the factory of {part} returned the same {stage!r} as that of {other}, so that it may have been "
+                    f"trained for both: create a new model in each call, e.g. lambda seed: ld.MaxP(seed=seed)"
+                )
+            self.fitted[part.system, id(stage)] = ref(stage), part, trained
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
         """Run a pipeline; return `qid, docno, score` and the cost (memory and coverage only with `efficiency`)."""
@@ -150,12 +173,11 @@ class Runner:
         return frame, seconds
 
 
-def _key_of(model: Any) -> str | None:
-    """Return the key of a model, whatever computes it; None if it has none, e.g. one around another package's model."""
-    try:
-        return key(model, without=("computed",))
-    except NoKeyError:
-        return None
+def _trained_qids(stage: pt.Transformer) -> frozenset[str]:
+    """Return the queries that a pipeline was trained on; a transformer with models by fold answers for them."""
+    if hasattr(stage, "trained_qids"):
+        return stage.trained_qids
+    return frozenset().union(*map(_trained_qids, substages(stage)))
 
 
 def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..common.coverage import Coverage, Explanation, PairCoverage, Scored
 from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
-from ..common.key import description
+from ..common.key import NoKeyError, description
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, PairInputs, Settings
@@ -97,6 +97,7 @@ class Model(nn.Module):
         saved_arguments: the reprs of the arguments with which the weights were saved.
         history: an entry per epoch of training and per validation.
         recipe: the recipe of the last training, JSON-able; None before.
+        trained_qids: the queries that the weights were trained on, also before they were copied or saved.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -128,6 +129,7 @@ class Model(nn.Module):
         self.saved_arguments: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
         self.recipe: dict[str, Any] | None = None
+        self.trained_qids: frozenset[str] = frozenset()
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
         self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None
@@ -341,14 +343,11 @@ class Model(nn.Module):
         """Return everything on which scores depend apart from query and text, JSON-able: reader, weights and precision.
 
         Raises:
-            ValueError: if a step of the tokenizer is Python code, whose changes cannot be detected.
+            NoKeyError: if a step of the tokenizer is Python code, whose changes cannot be detected.
         """
         tokenizer = serialized(self.tokenizer.backend_tokenizer)
         if tokenizer is None:
-            raise ValueError(
-                "scores of this model cannot be stored, because a step of its tokenizer is Python code, whose changes "
-                "cannot be detected: omit score_cache"
-            )
+            raise NoKeyError("a step of its tokenizer is Python code, whose changes cannot be detected")
         settings, reader = self.settings, self.reader
         parts = (reader.windows, settings.preselect, reader, self.encoder, self.head)
         return {

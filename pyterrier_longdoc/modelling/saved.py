@@ -81,8 +81,9 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
         "pt_meta.json": pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
         "README.md": _card(cls, parameters),
     }
-    if model.recipe is not None:
-        texts[TRAINING_FILE] = pretty({"args": model.recipe, "history": model.history})
+    if model.recipe is not None or model.trained_qids:
+        training = {"args": model.recipe, "history": model.history, "qids": sorted(model.trained_qids)}
+        texts[TRAINING_FILE] = pretty(training)
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
     with replacing(folder / WEIGHTS_FILE) as temporary_file:

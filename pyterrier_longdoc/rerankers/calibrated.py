@@ -16,7 +16,7 @@ from scipy.special import expit
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra, replacing
 from ..common.frames import check_columns, numeric, relevance_of
-from ..common.key import NoKeyError, key, own_models
+from ..common.key import model_keys
 from ..common.presentation import NotebookMixin, changes
 from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION, save
@@ -153,12 +153,9 @@ class Calibrated(NotebookMixin, pt.Estimator):
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
 
 
-def _scored_by(pipeline: pt.Transformer) -> list[str] | None:
-    """Return the keys of this package's models, whatever computes them; None if one has no key."""
-    try:
-        return [key(model, without=("computed",)) for model in own_models(pipeline)]
-    except NoKeyError:
-        return None
+def _scored_by(pipeline: pt.Transformer) -> list[str | None]:
+    """Return the keys of this package's models, whatever computes them."""
+    return model_keys(pipeline, without=("computed",))
 
 
 def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:

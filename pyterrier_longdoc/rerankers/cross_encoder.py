@@ -307,6 +307,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             problem = "some queries or judged documents are left out of the training (see .trained_on)"
             warn(f"{name}: {problem}.", LeftOutWarning)
         model, settings = self.model, None
+        model.trained_qids |= {group.qid for group in data.groups}
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
         try:
@@ -405,6 +406,11 @@ class CrossEncoder(Reranker, pt.Estimator):
         validation data, `validation`.
         """
         return history_frame([] if self._model is None else self._model.history)
+
+    @property
+    def trained_qids(self) -> frozenset[str]:
+        """The queries that the weights were trained on, by any `fit`, also before they were copied or saved."""
+        return frozenset() if self._model is None else self._model.trained_qids
 
     @property
     def recipe(self) -> TrainingArgs:

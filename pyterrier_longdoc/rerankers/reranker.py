@@ -263,7 +263,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         This includes the contents of the weights, the current arguments, and the kind and precision of the device.
 
         Raises:
-            ValueError: if the tokenizer has a step in Python, which may change unnoticed.
+            NoKeyError: if a part has no identity, such as a step of the tokenizer in Python.
         """
         model, arguments = self.model, arguments_of(self, "weights", "head", "input")
         return {

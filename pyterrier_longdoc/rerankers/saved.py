@@ -160,6 +160,7 @@ def load(
     if (folder / TRAINING_FILE).is_file():
         record = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
         model.recipe, model.history = record["args"], record["history"]
+        model.trained_qids = frozenset(record.get("qids", ()))  # the packaged models have none
     note_source(original, model, str(name), revision)
     return reranker, model
 

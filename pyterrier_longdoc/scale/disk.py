@@ -14,7 +14,7 @@ from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import import_extra, replacing, write_lines
 from ..common.frames import check_columns, check_qids, numeric
-from ..common.key import frame_digest, key, own_models
+from ..common.key import frame_digest, model_keys
 from ..common.progress import work_bar
 from ..common.runs import run_lines, stages_of
 from ..common.warnings import warn
@@ -48,7 +48,7 @@ def rerank_to_disk(
     `shard`. With `ld.distributed(pipeline)`, the workers of Ray compute the blocks.
 
     A folder belongs to one job: candidates and models of this package are compared. Changes in other stages, such as
-    your functions, are not noticed; a warning says so.
+    your functions, or in a `PairScorer` that needs a name, are not noticed; a warning says so.
 
     Args:
         pipeline: a reranker, or a pipeline that starts with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
@@ -128,8 +128,8 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
 
 def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) -> None:
     """Start a job in the folder, unless it has finished blocks; then compare the job with theirs."""
-    models = own_models(pipeline)
-    job = {"format": _FORMAT, "candidates": frame_digest(run), "models": list(map(key, models)), "blocks": blocks}
+    models = model_keys(pipeline)
+    job = {"format": _FORMAT, "candidates": frame_digest(run), "models": models, "blocks": blocks}
     if not any(out.glob(f"{_BLOCKS}/*.parquet")):
         write_lines(out / _JOB, [json.dumps({**job, "pipeline": repr(pipeline)}, indent=1)])
         return
@@ -139,10 +139,10 @@ def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) 
             f"out={str(out)!r} has blocks of another job, with other {' and '.join(different)} (its pipeline was "
             f"{other.get('pipeline')}): choose a new folder"
         )
-    if len(list(stages_of(pipeline))) > len(models):
+    if None in models or len(list(stages_of(pipeline))) > len(models):
         warn(
             f"rerank_to_disk continues the job in {str(out)!r}, whose pipeline was {other['pipeline']}, and cannot "
-            f"notice changes in stages other than the models of this package",
+            f"notice changes in functions and in stages of other packages",
             UserWarning,
         )
 

@@ -210,6 +210,7 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
     model, judged = ranker.model, cast(pd.DataFrame, data.validation_qrels)
     groups, settings = make_groups(data.run, data.qrels, recipe), {}
+    model.trained_qids |= {group.qid for group in groups}
     if recipe.checkpoint is not None:
         settings = training_settings(ranker, data.validation_run, judged)
         settings["segments"] = crc32(repr((candidates.texts, candidates.spans)).encode())

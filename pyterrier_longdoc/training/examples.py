@@ -185,7 +185,6 @@ def _groups_and_counts(
         candidates=sum(len(group.rows) for group in groups),
         relevant=sum(len(group.positives) for group in groups),
         without_negative=counts["queries"] - len(groups) - left_out,
-        qids=frozenset(group.qid for group in groups),
     )
     if not groups:
         nothing_to_learn("train", trained_on, results, qrels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,7 +31,6 @@ class TrainedOn:
         not_retrieved: queries left out because none of their relevant documents is among the candidates.
         without_negative: queries left out because no candidate can be a negative.
         validated: validation queries; 0 without validation.
-        qids: the qids of the queries used for training.
     """
 
     queries: int = 0
@@ -45,7 +44,6 @@ class TrainedOn:
     not_retrieved: int = 0
     without_negative: int = 0
     validated: int = 0
-    qids: frozenset[str] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
         parts = [

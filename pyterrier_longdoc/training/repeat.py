@@ -85,6 +85,12 @@ class FoldModels(NotebookMixin, pt.Transformer):
         return {"models": self.models}
 
     @property
+    def trained_qids(self) -> frozenset[str]:
+        """The queries that the model of their own fold was trained on."""
+        pairs = zip(self.models, self.folds, strict=True)
+        return frozenset().union(*(getattr(model, "trained_qids", frozenset()) & {*fold} for model, fold in pairs))
+
+    @property
     def history(self) -> pd.DataFrame:
         """The concatenated histories of all models, with the column `fold`, from 0."""
         return pd.concat([model.history.assign(fold=i) for i, model in enumerate(self.models)], ignore_index=True)

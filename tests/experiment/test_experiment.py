@@ -13,10 +13,11 @@ from statsmodels.stats.multitest import multipletests
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
+from pyterrier_longdoc.training import fit_on_best_segments
 
 from ..support import synthetic
 from ..support.systems import make
-from ..support.tiny import longer_results
+from ..support.toy import toy_task
 
 METRICS = [nDCG @ 10, AP, "recip_rank", P @ 5, R(rel=2) @ 20, "ndcg_cut_20"]
 TOPICS, QRELS = synthetic.collection()
@@ -249,17 +250,70 @@ def test_too_few_queries_cause_a_warning():
     assert found(systems, few, QRELS, METRICS)[0] == {}
 
 
-def test_queries_seen_in_training_are_listed(cross_encoder):
-    candidates = longer_results()
-    topics = candidates[["qid", "query"]].drop_duplicates()
-    qrels = pd.DataFrame({"qid": ["1", "q1", "q0"], "docno": ["d2", "d3", "d1"], "label": 1})
-    model = make("MaxP", cross_encoder, training=ld.TrainingArgs(max_steps=1))
-    model.fit(candidates[candidates["qid"] != "q0"], qrels[qrels["qid"] != "q0"])
-    first = pt.Transformer.from_df(candidates)
-    for asked, expected in ((topics, [["trained", 2]]), (topics[topics["qid"] == "q0"], [])):
-        checks = Experiment({"first": first, "trained": first >> model}, asked, qrels, ["RR"]).checks
-        seen = checks[checks["check"] == "seen in training"]
-        assert seen[["name", "queries"]].to_numpy().tolist() == expected
+TASK, LABELS = toy_task(0, queries=6)
+WORDS = TASK["qid"].unique().tolist()
+PAIRS = [WORDS[:2], WORDS[2:4], WORDS[4:]]
+
+
+def trained(encoder, qids=(), **arguments):
+    """A model that was trained on these queries."""
+    model = make("MaxP", encoder, training=ld.TrainingArgs(max_steps=1, metric="RR"), **arguments)
+    return model.fit(TASK[TASK["qid"].isin(qids)], LABELS) if len(qids) else model
+
+
+def experiment(system, **options):
+    topics = TASK[["qid", "query"]].drop_duplicates()
+    return Experiment({"a": system}, topics, LABELS, ["RR"], **options)
+
+
+FIRST = pt.Transformer.from_df(TASK)
+
+
+@pytest.mark.parametrize("how", ["fit", "copy", "start_from", "save", "fit again", "BeST"])
+def test_queries_seen_in_training_are_listed(how, cross_encoder, tmp_path):
+    if how == "BeST":
+        train = TASK[TASK["qid"].isin(PAIRS[0])]
+        best = fit_on_best_segments(
+            lambda: trained(cross_encoder), train, LABELS, TASK[TASK["qid"].isin(PAIRS[2])], LABELS, iterations=1
+        )
+        model = best.model
+    else:
+        model = trained(cross_encoder, PAIRS[0])
+    if how == "copy":
+        model = model.apply_attributes(batch_size=2)
+    elif how == "start_from":
+        model = trained(cross_encoder).start_from(model)
+    elif how == "save":
+        model.save(tmp_path / "model")
+        model = ld.MaxP.load(tmp_path / "model")
+    elif how == "fit again":
+        model.fit(TASK[TASK["qid"].isin(PAIRS[1])], LABELS)
+    checks = experiment(FIRST >> model).checks
+    seen = checks[checks["check"] == "seen in training"]["queries"].tolist()
+    assert seen == [4 if how == "fit again" else 2]
+
+
+def test_models_that_have_not_seen_the_queries_of_their_fold_pass(cross_encoder):
+    folds = ld.training.k_fold_fit(trained(cross_encoder), TASK, LABELS, PAIRS)
+    for results in (
+        experiment(FIRST >> folds),
+        experiment(lambda fold: fold.fit(FIRST >> trained(cross_encoder)), folds=PAIRS),
+    ):
+        assert "seen in training" not in set(results.checks["check"])
+
+
+@pytest.mark.parametrize("argument", ["fold", "seed"])
+def test_one_model_that_is_fitted_for_several_folds_or_seeds_is_refused(argument, cross_encoder):
+    model = trained(cross_encoder)
+    if argument == "fold":
+        factory, options = (lambda seed, fold: fold.fit(FIRST >> model)), {"seeds": [0], "folds": PAIRS}
+    else:
+        train = TASK[TASK["qid"].isin(PAIRS[0])]
+        factory, options = (lambda seed: FIRST >> model.fit(train, LABELS)), {"seeds": [0, 1]}
+    with pytest.raises(ValueError, match=f"{argument} 1 returned the same MaxP"):
+        experiment(factory, **options)
+    finished = trained(cross_encoder, PAIRS[0])
+    assert len(experiment(lambda seed, fold: FIRST >> finished, seeds=[0, 1], folds=PAIRS).seeds["a"]) == 2
 
 
 RUN, OTHER = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 1.0, 1)

@@ -112,6 +112,35 @@ class Learner(pt.Estimator):
         return inp
 
 
+def fitted_by_fold(model):
+    return lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> model)
+
+
+def fitted_by_hand(model):
+    def factory(seed, fold):
+        model.fit(pt.Transformer.from_df(RUNS[seed])(fold.train_topics), fold.train_qrels)
+        return pt.Transformer.from_df(RUNS[seed]) >> pt.Transformer.identity() >> model
+
+    return factory
+
+
+@pytest.mark.parametrize("fitted", [fitted_by_fold, fitted_by_hand])
+def test_a_learner_that_is_fitted_for_several_folds_is_refused(fitted):
+    with pytest.raises(ValueError, match=r"a, seed 0, fold 1 returned the same .* as that of a, seed 0, fold 0"):
+        Experiment({"a": fitted(Learner())}, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+
+
+def test_learners_that_are_new_or_not_fitted_again_are_accepted():
+    once = Learner()
+    systems = {
+        "new": lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Learner()),
+        "once": lambda seed: pt.Transformer.from_df(RUNS[seed]) >> once,
+        "twice for one fold": lambda seed, fold: fold.fit(fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Learner())),
+    }
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+    assert len(results.means) == len(systems)
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_a_fold_is_fitted_on_the_other_folds(validation):
     learners = []

@@ -28,8 +28,9 @@ def test_a_python_tokenizer_gives_reproducible_scores_but_no_score_cache(results
     before = scores(model, results)
     np.testing.assert_allclose(scores(model, results[::-1]), before[::-1], atol=1e-5)
     model.score_cache = tmp_path / "scores.sqlite"
-    with pytest.raises(ValueError, match="score_cache"):
-        model(results)
+    with pytest.warns(UserWarning, match=r"score_cache.*is not used"):
+        assert scores(model, results).tolist() == before.tolist()
+    assert not model.score_cache.exists()
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,30 @@ def test_a_folder_without_finished_blocks_can_get_another_job(tmp_path):
     assert len(ld.merge_run(tmp_path)) == 300
 
 
+class Counter:
+    """Scores by a method."""
+
+    def count(self, queries, texts):
+        return list(map(len, texts))
+
+
+SCORERS = {
+    "two lambdas": (lambda _, texts: list(map(len, texts)), lambda _, texts: [0.0] * len(texts))[0],
+    "a method": Counter().count,
+    "a transformer": pt.apply.doc_score(lambda row: float(len(row["text"]))),
+}
+
+
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+def test_a_scorer_without_identity_continues_with_a_warning(scorer, tmp_path):
+    model, run = ld.MaxP(ld.PairScorer(scorer), window_size=8, stride=8), tiny.results()
+    ld.rerank_to_disk(model, run, tmp_path, shard=(0, 2))
+    with pytest.warns(UserWarning, match="cannot notice changes"):
+        ld.rerank_to_disk(model, run, tmp_path, shard=(1, 2))
+    expected = model(run).sort_values("qid", kind="stable", ignore_index=True)
+    pd.testing.assert_frame_equal(ld.merge_run(tmp_path)[expected.columns], expected)
+
+
 def test_a_pipeline_with_a_function_continues_with_a_warning(cross_encoder, tmp_path):
     function, model = pt.apply.generic(lambda frame: frame.assign(note="mine")), systems.make("MaxP", cross_encoder)
     run = tiny.longer_results().assign(text="the old dog")
