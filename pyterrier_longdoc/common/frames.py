@@ -193,16 +193,25 @@ def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.Data
     """Add text columns from a text loader, or from a dataset or an index that has one.
 
     The loader of a dataset or an index gets each docno once, as a string, and no other column. Other loaders get all
-    rows and columns but `docid`, which Terrier's would prefer, although it can belong to another index or have gaps.
+    rows and columns; Terrier's does not get `docid`, which it would prefer, although it can belong to another index.
     """
     rows = inp.reset_index(drop=True)
     if not hasattr(text_loader, "text_loader"):
-        return _loaded(rows.drop(columns="docid", errors="ignore"), fields, text_loader)
+        foreign = ["docid"] if is_from_terrier(text_loader) else []
+        return _loaded(rows.drop(columns=foreign, errors="ignore"), fields, text_loader)
     docnos = as_strings(rows["docno"])
     documents = _loaded(pd.DataFrame({"docno": docnos.unique()}), fields, text_loader.text_loader(fields))
     places = pd.Index(documents["docno"]).get_indexer(docnos)
     texts = repeated(documents[fields], places)
     return rows.assign(**{name: texts[name] for name in fields})
+
+
+def is_from_terrier(text_loader: Any) -> bool:
+    """Return whether texts come from a Terrier index, which truncates them: also from a Java `Index` or `IndexRef`."""
+    java = ("org.terrier.structures.Index", "org.terrier.querying.IndexRef")
+    is_java = any((cls.__module__, cls.__name__) == ("jnius", "JavaClass") for cls in type(text_loader).__mro__)
+    is_index = is_java and type(text_loader).__name__.startswith(java)
+    return is_index or isinstance(text_loader, pt.terrier.TerrierIndex | pt.terrier.TerrierTextLoader)
 
 
 def _loaded(rows: pd.DataFrame, fields: list[str], loader: Any) -> pd.DataFrame:

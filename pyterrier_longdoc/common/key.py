@@ -7,16 +7,14 @@ packages have none: nothing is identified by its `repr`.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
-import linecache
 import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -37,22 +35,25 @@ class NoKeyError(ValueError):
 
 def key(value: Any, *, without: Collection[str] = ()) -> str:
     """Return a hash of `description(value)`."""
-    content = json.dumps(description(value, without=without), sort_keys=True)
+    try:
+        content = json.dumps(description(value, without=without), sort_keys=True)
+    except RecursionError:
+        raise NoKeyError("functions that call each other cannot be identified: define them in a module") from None
     return blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def description(value: Any, *, without: Collection[str] = ()) -> Any:
     """Return a JSON-able description of plain data, an object of this package, or a user's function or class.
 
-    Functions and classes of a user are described by qualified name, source text, and the values of enclosing functions
-    that they use. What they call does not count.
+    Functions and classes of a user are described by qualified name, compiled code (so that another version of Python
+    gives another key), and the values of enclosing functions that they use. What they call does not count.
 
     Args:
         value: the value, or a list, dict and so on of values.
         without: names of dictionary entries to leave out.
 
     Raises:
-        NoKeyError: for everything else, such as objects of other packages and functions without source text.
+        NoKeyError: for everything else, such as objects of other packages.
     """
     describe = partial(description, without=without)
     if value is None or isinstance(value, bool | int | float | str):
@@ -72,14 +73,14 @@ def description(value: Any, *, without: Collection[str] = ()) -> Any:
         return _code(value, describe)
     if isinstance(value, partial):
         return describe(["partial", value.func, value.args, value.keywords])
-    if _is_ours(type(value)) and (hasattr(value, "describe") or is_dataclass(value)):
+    if _is_ours(type(value)) and _has_parts(value):
         return {"class": _code(type(value), describe), "version": VERSION, "described": describe(_parts(value))}
     raise NoKeyError(f"a {type(value).__module__}.{type(value).__qualname__} cannot be identified")
 
 
 def own_models(pipeline: pt.Transformer) -> list[Any]:
-    """Return the transformers in a pipeline that describe themselves: this package's models, from first to last."""
-    return [stage for stage in stages_of(pipeline) if _is_ours(type(stage)) and hasattr(stage, "describe")]
+    """Return the transformers of this package in a pipeline that have a key, from first to last."""
+    return [stage for stage in stages_of(pipeline) if _is_ours(type(stage)) and _has_parts(stage)]
 
 
 def model_keys(pipeline: pt.Transformer, *, without: Collection[str] = ()) -> list[str | None]:
@@ -115,7 +116,9 @@ def frame_digest(frame: pd.DataFrame) -> str:
             try:
                 add(_cell(value))
             except NoKeyError as error:
-                raise NoKeyError(f"the column {column.name!r} has cells without identity: {error}") from None
+                raise NoKeyError(
+                    f"the column {column.name!r} has cells without identity ({error}): drop or convert it"
+                ) from None
     return digest.hexdigest()
 
 
@@ -134,6 +137,10 @@ def _is_ours(cls: type) -> bool:
     return any(base.__module__.startswith(_PACKAGE) for base in cls.__mro__)
 
 
+def _has_parts(value: Any) -> bool:
+    return hasattr(value, "describe") or is_dataclass(value)
+
+
 def _parts(value: Any) -> Any:
     """Return what an object of this package says about itself: `describe()`, or the fields that affect scores."""
     if hasattr(value, "describe"):
@@ -143,41 +150,62 @@ def _parts(value: Any) -> Any:
 
 
 def _code(code: type | FunctionType, describe: Callable[[Any], Any]) -> Any:
-    """Return the name of a function or class of this package; for a user's, also its source and enclosing values."""
+    """Return the name of a function or class; for a user's, also what it computes, and with which values."""
     name = f"{code.__module__}.{code.__qualname__}"
     if name.startswith(_PACKAGE):
         return name
-    functions, source, bases = _methods(code), _source(code), []
-    if isinstance(code, type):
-        known = {base for own in code.__mro__ if own.__module__.startswith(_PACKAGE) for base in own.__mro__}
-        bases = [base for base in code.__bases__ if base not in known and base is not object]
-    elif code.__name__ == "<lambda>" and source.count("lambda") > 1:
-        raise NoKeyError(f"{name} cannot be told from another lambda of its line: define it with def")
-    used = [
-        [name, cell.cell_contents]
-        for function in functions
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        if cell.cell_contents is not code and name != "__class__"  # which a method with super() refers to
-    ]
-    defaults = [[function.__defaults__, function.__kwdefaults__] for function in functions]
-    return [name, source, describe([used, defaults, bases])]
+    if isinstance(code, FunctionType):
+        return [name, *_function(code, describe)]
+    known = {base for own in code.__mro__ if own.__module__.startswith(_PACKAGE) for base in own.__mro__}
+    bases = [base for base in code.__bases__ if base not in known and base is not object]
+    members = {name: _member(value, code, describe) for name, value in vars(code).items() if name not in _NOT_MEMBERS}
+    return [name, describe(bases), members]
 
 
-def _methods(code: type | FunctionType) -> list[FunctionType]:
-    """Return a function, or those of a class without those that dataclasses generate."""
-    values = vars(code).values() if isinstance(code, type) else [code]
-    functions = [value for value in values if isinstance(value, FunctionType)]
-    generated = ("<string>", dataclasses.__file__)
-    return [function for function in functions if function.__code__.co_filename not in generated]
+_NOT_MEMBERS = {
+    *vars(type("_", (), {})), "__annotations__", "__annotate_func__", "__annotations_cache__", "__parameters__",
+    "__orig_bases__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__hash__", "__slots__",
+    "__abstractmethods__", "_abc_impl",
+}  # fmt: skip
+"""Entries of a class that Python makes itself, or that repeat others."""
 
 
-def _source(code: type | FunctionType) -> str:
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
-        # Python does not find the source of a class in a notebook, but that of its methods: the text of the cell.
-        files = {method.__code__.co_filename for method in _methods(code) if isinstance(code, type)}
-        lines = [line for file in sorted(files) for line in linecache.getlines(file)]
-        if not lines:
-            raise NoKeyError(f"{code.__module__}.{code.__qualname__} has no source text to identify it") from None
-        return "".join(lines)
+def _member(value: Any, owner: type, describe: Callable[[Any], Any]) -> Any:
+    """Describe an attribute of a class: functions also within decorators, other values as they are."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+    generated = ("<string>", dataclasses.__file__)  # methods of dataclasses
+    described = []
+    for part in parts:
+        if isinstance(part, FunctionType):
+            is_generated = part.__code__.co_filename in generated
+            described.append(None if is_generated else _function(part, describe, owner))
+        elif not isinstance(part, MemberDescriptorType):
+            described.append(describe(part))
+    return described
+
+
+def _function(function: FunctionType, describe: Callable[[Any], Any], owner: type | None = None) -> list[Any]:
+    """Return the compiled code of a function, and the values that it holds."""
+    held = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            raise NoKeyError(f"{function.__qualname__} uses {name}, which has no value yet") from None
+        if value is not function and value is not owner:  # a function that calls itself, a method with super()
+            held.append([name, value])
+    own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    return [_compiled(function.__code__), describe([held, function.__defaults__, function.__kwdefaults__, own])]
+
+
+def _compiled(code: CodeType) -> Any:
+    """Return the bytecode, names and constants of code: not its text, which Python may not find or read anew."""
+    constants = []
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            constants.append(_compiled(value))
+        else:
+            constants.append(repr(sorted(value, key=repr) if isinstance(value, frozenset) else value))
+    return [code.co_code.hex(), code.co_names, code.co_varnames, constants]

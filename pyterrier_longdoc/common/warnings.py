@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-import pyterrier as pt
 
 from .coverage import Coverage
-from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, strings
+from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, is_from_terrier, strings
 
 _QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
 """Syntax written by query expansion and `SDM`, but not by users."""
@@ -72,11 +71,3 @@ def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> No
     for what in (what for what, rows in missing.items() if rows):
         advice = "they are scored like all others (see .coverage): add it, or leave the rows out"
         warn_once(transformer, f"{name}: some rows have no {what}; {advice}.", EmptyTextWarning)
-
-
-def is_from_terrier(text_loader: Any) -> bool:
-    """Return whether texts come from a Terrier index, which truncates them: also from a Java `Index` or `IndexRef`."""
-    java = ("org.terrier.structures.Index", "org.terrier.querying.IndexRef")
-    is_java = any((cls.__module__, cls.__name__) == ("jnius", "JavaClass") for cls in type(text_loader).__mro__)
-    is_index = is_java and type(text_loader).__name__.startswith(java)
-    return is_index or isinstance(text_loader, pt.terrier.TerrierIndex | pt.terrier.TerrierTextLoader)

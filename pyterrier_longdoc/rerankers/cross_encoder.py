@@ -80,8 +80,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             or the name of another layout in `presets`.
         score_cache: a file that stores scores by weights, settings, query and text. A second run over the same texts
             reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
-            cache is not used with `explain`, for the validation in `fit`, or for your own subclasses without their own
-            `describe`.
+            cache is not used with `explain` or for the validation in `fit`.
         training: the recipe for `fit`; None for `TrainingArgs()`.
 
     Attributes:
@@ -217,16 +216,17 @@ class CrossEncoder(Reranker, pt.Estimator):
         """See the base class."""
         arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
         if model is None:
-            how: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
+            origin: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, ExternalScorer):
-                return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **how)
-            return Model.from_backbone(self.backbone, head, settings, encoder=ExternalEncoder, **how)
-        changed = [name for name, value in arguments.items() if model.weight_arguments[name] != value]
-        if changed or not (model.head_spec == head or exchange_head(model, head, self.seed)):
-            what, name = ", ".join(changed) or "the aggregation", type(self).__name__
+                return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **origin)
+            return Model.from_backbone(self.backbone, head, settings, encoder=ExternalEncoder, **origin)
+        if model.origin == "checkpoint":  # nothing of it is random
+            model.weight_arguments["seed"] = arguments["seed"]
+        others = [name for name, value in arguments.items() if model.weight_arguments[name] != value]
+        if others or not (model.head_spec == head or exchange_head(model, head, self.seed)):
+            what, name = ", ".join(others) or "the aggregation", type(self).__name__
             raise ValueError(
-                f"this {name} has its weights, which a change of {what} would discard: create a new {name}(...), or "
-                f"call apply_attributes(...) on a model without training"
+                f"this {name} has its weights, which a change of {what} would discard: create a new {name}(...)"
             )
         model.use(settings)
         return model
@@ -421,13 +421,13 @@ class CrossEncoder(Reranker, pt.Estimator):
     # Copies: in memory, on disk, on the hub.
 
     def apply_attributes(self, **attributes: Any) -> "CrossEncoder":
-        """Return a copy with its trained weights and some constructor arguments changed.
+        """Return a copy with its weights and some constructor arguments changed.
 
-        Without training, a copy whose changed arguments decide the weights gets new ones.
+        If all weights are a checkpoint's, a copy whose changed arguments decide the weights gets new ones.
         """
         clone = type(self)(**{**arguments_of(self), **attributes})
         same = clone.weight_arguments() == self.weight_arguments() and clone.head_spec() == self.head_spec()
-        if same or self.is_trained:
+        if self._model is not None and (same or self._model.origin != "checkpoint"):
             clone._model = copy.deepcopy(self._model)
         return clone
 

@@ -96,7 +96,7 @@ def _obstacle(reranker: Any) -> str:
         return "its template or prompt would be missing"
     if resolve_layout(reranker.layout) != InputLayout():
         return f"layout={reranker.layout!r} is not the layout of the tokenizer"
-    if family.head is None or not family.is_plain or reranker.trust_remote_code:
+    if not family.supports_export or reranker.trust_remote_code:
         return f"its backbone ({family.name}) is not a plain classifier of transformers"
     if isinstance(step, RepresentationSteps):
         return "its checkpoint consists of modules of sentence-transformers"

@@ -32,7 +32,7 @@ class PairScorer(ExternalScorer):
             It must return all rows, in any order. `qid` and `docno` are hashes of the query and the window, so that
             caches do not confuse windows.
         name: identifies the scorer in score caches, saved runs and trainings; change it when the scores change. Without
-            a name, a function is identified by its qualified name and source text; what it calls does not count. A
+            a name, a function is identified by its qualified name and code; what it calls does not count. A
             transformer, or a function that uses a model of the function around it, needs a name.
         tokenizer: a fast Hugging Face tokenizer or its name, with which windows and queries are measured; None counts
             words.

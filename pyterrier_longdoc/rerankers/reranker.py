@@ -243,8 +243,11 @@ class Reranker(NotebookMixin, pt.Transformer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
             self._is_set_up = False
-            if isinstance(value, list | np.ndarray):
-                value = tuple(value)  # what changes in place would go unnoticed
+            if isinstance(value, list):  # what changes in place would go unnoticed
+                value = tuple(value)
+            elif isinstance(value, np.ndarray):
+                value = value.copy()
+                value.flags.writeable = False
         super().__setattr__(name, value)
 
     def to_cpu(self) -> None:

@@ -128,7 +128,7 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
 
 def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) -> None:
     """Start a job in the folder, unless it has finished blocks; then compare the job with theirs."""
-    models = model_keys(pipeline)
+    models = model_keys(pipeline, without=("computed",))
     job = {"format": _FORMAT, "candidates": frame_digest(run), "models": models, "blocks": blocks}
     if not any(out.glob(f"{_BLOCKS}/*.parquet")):
         write_lines(out / _JOB, [json.dumps({**job, "pipeline": repr(pipeline)}, indent=1)])

@@ -78,7 +78,7 @@ class TrainingArgs(ReprMixin):
             documents that were not retrieved.
         unjudged: treat candidates without a label as `"negative"`, or `"skip"` them.
         augment: a module-level function `(text, random.Random) -> text` that changes each training text, e.g. a
-            rotation. Checkpoints compare its source text; what it calls does not count.
+            rotation. Checkpoints compare its code; what it calls does not count.
         teacher_field: the column with the scores of the teacher, for losses that need one.
 
     Optimization of the weights:

@@ -126,7 +126,7 @@ def k_fold_fit(
         folder: a folder for the models. After an interruption, a second call with the same arguments continues:
             finished models are read, and the current fold is resumed. Models, recipe, candidates and labels must be the
             same; texts only if the candidates hold them, because a `text_loader` reads them later. A user's function
-            (`augment`, a loss) is compared by its source text; what it calls does not count.
+            (`augment`, a loss) is compared by its code; what it calls does not count.
         verbose: show a progress bar over the folds.
 
     Returns:

@@ -112,7 +112,7 @@ def training_settings(model: Any, *data: pd.DataFrame | None) -> dict[str, Any]:
 
 
 def _contents(recipe: TrainingArgs) -> dict[str, Any]:
-    """Return the arguments of a recipe with their functions, which count by their source text."""
+    """Return the arguments of a recipe with their functions, which count by their code."""
     return {**recipe.as_dict(), "augment": recipe.augment, "loss": [recipe.loss, LOSSES[recipe.loss].compute]}
 
 

@@ -127,11 +127,11 @@ def test_the_loader_of_a_dataset_or_an_index_gets_each_docno_once_as_a_string():
     pd.testing.assert_frame_equal(loaded.drop(columns="text"), ROWS)
 
 
-def test_any_other_loader_is_called_once_with_all_rows_and_columns_but_docids():
+def test_any_other_loader_is_called_once_with_all_rows_and_columns():
     asked = Asked()
     with_text(ROWS, ["text"], asked.loader)
     (frame,) = asked.frames
-    pd.testing.assert_frame_equal(frame, ROWS.drop(columns="docid"))
+    pd.testing.assert_frame_equal(frame, ROWS)
 
 
 def test_a_loader_that_fails_is_called_once():

@@ -1,7 +1,7 @@
 """Equal keys mean equal scores; what cannot be identified has no key."""
 
 import json
-from functools import partial
+from functools import partial, wraps
 
 import numpy as np
 import pandas as pd
@@ -64,8 +64,8 @@ def test_own_models_are_found_everywhere_in_a_pipeline(cross_encoder):
     one, other = make("MaxP", cross_encoder), make("FirstP", cross_encoder)
     calibrated = ld.Calibrated(pt.Transformer.identity() >> one)
     folds = FoldModels([one, other], [["1"], ["2"]], TEXTS)
-    pipeline = ld.ZScore() + 2 * (pt.apply.generic(len) >> calibrated % 3) + pt.Transformer.identity() + folds
-    assert own_models(pipeline) == [calibrated, one, one, other]
+    pipeline = (z := ld.ZScore()) + 2 * (pt.apply.generic(len) >> calibrated % 3) + pt.Transformer.identity() + folds
+    assert own_models(pipeline) == [z, calibrated, one, one, other]
     assert own_models(pt.Transformer.identity()) == []
 
 
@@ -94,7 +94,7 @@ def scaled(factor):
     return scale
 
 
-def test_functions_count_by_source_defaults_and_enclosing_values():
+def test_functions_count_by_code_defaults_and_enclosing_values():
     whispered.__qualname__ = "shouted"
     try:
         assert key(shouted) == key(shouted) != key(whispered)
@@ -104,18 +104,57 @@ def test_functions_count_by_source_defaults_and_enclosing_values():
     assert key(partial(shouted, rng=1)) == key(partial(shouted, rng=1)) != key(partial(shouted, rng=2))
 
 
-def test_two_lambdas_of_a_line_have_no_key():
-    pair = [lambda queries, texts: [1.0], lambda queries, texts: [2.0]]
-    for function in pair:
-        with pytest.raises(NoKeyError, match="lambda"):
-            key(function)
+def executed(source):
+    """What a source defines as `made`, for example a cell of a notebook that was run again."""
+    namespace = {"__name__": "notebook", "ld": ld, "wraps": wraps, "pt": pt}
+    exec(compile(source, "a cell", "exec"), namespace)
+    return namespace["made"]
 
 
-def test_code_without_source_is_refused_by_name():
-    namespace = {}
-    exec("def made(text, rng): return text", namespace)
-    with pytest.raises(NoKeyError, match="made"):
-        key(namespace["made"])
+def wrapped(factor):
+    def wrapper(text, rng):
+        return factor * shouted(text, rng)
+
+    return wraps(shouted)(wrapper)
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new"),
+    [
+        ("made = (lambda q, t:\n    [1.0]\n    * 2)", "* 2", "* 3"),
+        ("made = [lambda q, t: [1.0], lambda q, t: [2.0]][0]", "[0]", "[1]"),
+        ("def made(q, t): return [len(text) for text in t]", "len", "hash"),
+        ("def made(q, t): return t.lower() in {'a', 'b'}", "'b'", "'c'"),
+        ("class made(ld.Windows):\n    size = 3", "3", "4"),
+        ("class made(ld.Windows):\n    @staticmethod\n    def largest(): return 3", "3", "4"),
+        ("class made(ld.Windows):\n    @property\n    def largest(self): return 3", "3", "4"),
+        ("def made(q, t): return made.factor\nmade.factor = 2", "= 2", "= 3"),
+    ],
+)
+def test_code_counts_as_it_was_compiled(source, old, new):
+    assert key(executed(source)) == key(executed(source)) != key(executed(source.replace(old, new)))
+
+
+def test_a_wrapper_counts_and_not_only_what_it_wraps():
+    assert key(wrapped(2)) == key(wrapped(2)) != key(wrapped(3))
+
+
+def test_functions_that_call_each_other_are_refused():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n > 0 and even(n - 1)
+
+    with pytest.raises(NoKeyError, match="each other"):
+        key(even)
+
+
+def test_stages_of_this_package_have_keys():
+    pipelines = [ld.Evidence(tokens) >> ld.ZScore() for tokens in (3, 20)]
+    few, many = ([key(stage) for stage in own_models(pipeline)] for pipeline in pipelines)
+    assert len(few) == 2
+    assert (few[0] == many[0], few[1] == many[1]) == (False, True)
 
 
 def answer(messages):

@@ -121,18 +121,11 @@ def of_a_trained_layer(backbone):
     return ld.MaxP(backbone, **READING).start_from(trained)
 
 
-def with_another_aggregation(backbone):
-    model = over(Layered, backbone, ld.PARADE, aggregation="avg")
-    assert model.model.origin == "random"
-    return model.apply_attributes(aggregation="max")
-
-
 UNTRAINED = {
     "a layer": partial(over, Layered),
     "a parameter outside layers": partial(over, Scaled),
     "after start_from": lambda backbone: over(Layered, backbone).start_from(ld.MaxP(backbone, **READING)),
     "without the layer that the other model has": of_a_trained_layer,
-    "with another aggregation": with_another_aggregation,
 }
 
 

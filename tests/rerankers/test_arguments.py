@@ -183,7 +183,7 @@ def test_a_list_that_changes_in_place_has_no_effect(weights):
     expected = scores(model, LONGER)
     weights[0] = -1.0
     np.testing.assert_allclose(scores(model, LONGER), expected, atol=1e-6)
-    assert model.weights == (1.0, 0.5, 0.1)
+    assert list(model.weights) == [1.0, 0.5, 0.1]
 
 
 @pytest.mark.parametrize("name", ["MaxP", "LateIR", "BiEncoder-max"])
@@ -227,7 +227,7 @@ def test_a_copy_of_an_untrained_model_can_have_another_backbone_and_aggregation(
     changed = model.apply_attributes(aggregation="max", backbone=other)
     np.testing.assert_allclose(scores(changed, CANDIDATES), scores(make("PARADE-max", other), CANDIDATES), atol=1e-5)
     model.backbone = other
-    with pytest.raises(ValueError, match="apply_attributes"):
+    with pytest.raises(ValueError, match="backbone"):
         model(CANDIDATES)
     model.backbone = changed.apply_attributes(backbone=make("PARADE-attn").backbone).backbone
     np.testing.assert_array_equal(scores(model, CANDIDATES), first)
