@@ -31,6 +31,20 @@ def _contents(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
+def besides_weights(*modules: nn.Module) -> int:
+    """Return a number that changes if, in this process, modules get other parts, hooks, or attributes such as `eps`.
+
+    Numbers and texts count by value, functions and other objects by identity.
+    """
+    found: list[Any] = []
+    for part in (part for module in modules for part in module.modules()):
+        found += [type(part), *part._forward_hooks, *part._forward_pre_hooks]
+        for name, value in vars(part).items():
+            if name[0] != "_" and name != "training":
+                found += [name, value if isinstance(value, int | float | str) else id(value)]
+    return hash(tuple(found))
+
+
 class WeightsWatch:
     """Detects changes of weights, after which exports, embeddings or states are outdated.
 
