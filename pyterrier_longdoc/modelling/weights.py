@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
+from .devices import float32_by_default
 from .heads.base import Head, build_head
 
 HeadSpec = tuple[str, dict[str, Any]]
@@ -76,7 +77,7 @@ class WeightsWatch:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed random weights without changing the global random state."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with float32_by_default(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 

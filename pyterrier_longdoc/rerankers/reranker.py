@@ -39,7 +39,7 @@ from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
-from ..modelling.devices import DTYPES, FASTEST, resolve_device, resolve_dtype
+from ..modelling.devices import DTYPES, FASTEST, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalScorer
 from ..modelling.inputs import Settings
@@ -242,7 +242,8 @@ class Reranker(NotebookMixin, pt.Transformer):
             if self._model is None or self._model_arguments != arguments:
                 self._model_arguments = None  # a failure below may come after changes to the model
                 self.check()
-                self._model = self._set_up(self._model)
+                with float32_by_default():
+                    self._model = self._set_up(self._model)
                 self._model_arguments = arguments
             return self._model
 
