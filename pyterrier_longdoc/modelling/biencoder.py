@@ -30,7 +30,7 @@ from .encoder import WindowEncoder, distinct
 from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
-from .weights import WeightsWatch
+from .weights import WeightsWatch, besides_weights
 
 EMBEDDING_POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
@@ -165,7 +165,7 @@ class EmbeddingEncoder(WindowEncoder):
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
-        computed = current_dtype(self.device), self.device.type, self.runtime.name
+        computed = current_dtype(self.device), self.device.type, self.runtime.name, besides_weights(self.backbone)
         setting = side, self.own_pooling, self.similarity, *computed
         embeddings = self.shared.cache.get_or_compute([(setting, one.key) for one in unique], embed)
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)

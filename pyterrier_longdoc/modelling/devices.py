@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -43,6 +45,17 @@ def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
 def current_dtype(device: torch.device) -> torch.dtype:
     """Return the current precision of matrix products: that of autocast if it is on, else float32."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Make new modules in float32, also after `torch.set_default_dtype(torch.float64)`."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def in_own_memory(model: nn.Module) -> None:

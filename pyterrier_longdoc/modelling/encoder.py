@@ -23,7 +23,7 @@ from .heads.base import WarmStart
 from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
 from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
-from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime
+from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime, refusal
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
 """The default limit on the tokens of a pass. The states of a small pass fit into a CPU's caches, whereas only large
@@ -272,6 +272,8 @@ class WindowEncoder(nn.Module):
                         f"{error} This happened with {size} in a pass: lower max_batch_tokens or batch_size.",
                     )
                     raise
+            if self.runtime.why and self.settings.runtime == "openvino":
+                raise refusal(self.runtime.why)
             if coverage is not None:
                 coverage.tokens_encoded += batch.tokens
                 coverage.tokens_computed += batch.mask.numel()

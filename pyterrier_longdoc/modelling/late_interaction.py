@@ -27,7 +27,7 @@ from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .readers.base import NOTHING, TokenLimits, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
-from .weights import WeightsWatch
+from .weights import WeightsWatch, besides_weights
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
 """The interaction transformer of Boytsov et al. 2025."""
@@ -79,7 +79,8 @@ class SeparateEncoder(WindowEncoder):
         else:
             # Runs score in inference mode, after `refresh` has compared all weights at their start.
             self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
-            setting = side, current_dtype(self.device), self.runtime.name, self.training, self.vector_rules
+            computed = current_dtype(self.device), self.runtime.name, besides_weights(self.backbone, self.projection)
+            setting = side, self.training, self.vector_rules, *computed
 
             def make(new: list[int]) -> Iterable[np.ndarray]:
                 return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))

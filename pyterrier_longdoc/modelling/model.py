@@ -235,6 +235,7 @@ class Model(nn.Module):
                 if on_block is not None:
                     on_block(block.rows, values, rows)
         scored.coverage.add(table)
+        scored.coverage.runtime = self.encoder.computed_in[1]  # torch, if an export has turned out to be wrong
         return scored.checked()
 
     def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:

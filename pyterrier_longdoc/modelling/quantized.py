@@ -7,6 +7,7 @@ scores depend only on query and text.
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from scipy.stats import kendalltau
 
 from ..common.files import import_extra
 from ..common.frames import Text
-from .runtimes import BackboneInputs, Form, TorchRuntime, compiled, converted, obstacle, with_mask
+from .runtimes import BackboneInputs, Form, TorchRuntime, compiled, converted, has_hooks, obstacle, with_mask
 from .weights import fingerprint
 
 LEAST_TAU = 0.9
@@ -47,6 +48,7 @@ class QuantizedRuntime:
 
     name: ClassVar[str] = "openvino"
     precision: ClassVar[str] = "int8"
+    why: ClassVar[str] = ""
 
     def __init__(self, graph: bytes, weights: bytes, names: Sequence[str], made_of: str) -> None:
         self.graph, self.weights, self.names, self.made_of = graph, weights, tuple(names), made_of
@@ -74,11 +76,14 @@ class QuantizedRuntime:
 
     @property
     def digest(self) -> str:
-        """A digest of graph and weights."""
-        return blake2b(self.graph + self.weights, digest_size=16).hexdigest()
+        """A digest of graph and weights, equal after equal calibrations."""
+        graph = re.sub(rb'_\d+|(?<="Model)\d+', b"", self.graph)  # OpenVINO counts the nodes of a process in names
+        return blake2b(graph + self.weights, digest_size=16).hexdigest()
 
     def begin(self, backbone: Any) -> None:
-        """Raise ValueError if the backbone's weights have changed since quantization."""
+        """Raise ValueError if the backbone has hooks, or other weights than when it was quantized."""
+        if has_hooks(backbone):
+            raise ValueError("this quantized model has hooks, which int8 would leave out: remove them")
         if fingerprint(backbone.state_dict()) != self.made_of:
             raise ValueError("the weights have changed since this model was quantized: quantize it again")
 

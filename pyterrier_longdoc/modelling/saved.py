@@ -16,6 +16,7 @@ from ..common.hub import refuse_pointer, unreachable
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
 from .backbones.load import SAVED_FORMAT, load_fast_tokenizer
+from .devices import float32_by_default
 from .heads import build_head
 from .inputs import Settings
 from .model import Model
@@ -129,6 +130,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     return folder, config
 
 
+@float32_by_default()
 def load_model(
     folder: Path, config: dict[str, Any], settings: Settings, *, encoder: Any, weight_arguments: dict[str, Any]
 ) -> Model:

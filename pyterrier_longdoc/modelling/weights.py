@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
+from .devices import float32_by_default
 from .heads.base import Head, build_head
 
 HeadSpec = tuple[str, dict[str, Any]]
@@ -29,6 +30,20 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
 
 def _contents(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+
+
+def besides_weights(*modules: nn.Module) -> int:
+    """Return a number that changes if, in this process, modules get other parts, hooks, or attributes such as `eps`.
+
+    Numbers and texts count by value, functions and other objects by identity.
+    """
+    found: list[Any] = []
+    for part in (part for module in modules for part in module.modules()):
+        found += [type(part), *part._forward_hooks, *part._forward_pre_hooks]
+        for name, value in vars(part).items():
+            if name[0] != "_" and name != "training":
+                found += [name, value if isinstance(value, int | float | str) else id(value)]
+    return hash(tuple(found))
 
 
 class WeightsWatch:
@@ -62,7 +77,7 @@ class WeightsWatch:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed random weights without changing the global random state."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with float32_by_default(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 

@@ -39,7 +39,7 @@ from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
-from ..modelling.devices import DTYPES, FASTEST, resolve_device, resolve_dtype
+from ..modelling.devices import DTYPES, FASTEST, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalScorer
 from ..modelling.inputs import Settings
@@ -236,7 +236,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         with _SETTING_UP:
             if self._model is None or not self._is_set_up:
                 self.check()
-                self._model = self._set_up(self._model)
+                with float32_by_default():
+                    self._model = self._set_up(self._model)
                 self._is_set_up = True
             return self._model
 

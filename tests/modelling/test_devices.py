@@ -10,7 +10,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import devices
 
-from ..support.systems import QUIET, make, scores, told_of
+from ..support.systems import QRELS, QUIET, make, reloaded, scores, told_of
 
 pytestmark = QUIET
 CPU = torch.device("cpu")
@@ -97,3 +97,26 @@ def test_the_default_device_is_the_gpu_of_the_process(monkeypatch):
         devices.resolve_device("cuda:1")
     with pytest.raises(RuntimeError, match="gpu"):
         devices.resolve_device("gpu")
+
+
+def computed_by(model, results, folder) -> list[np.ndarray]:
+    """The scores of a new model and, if it can be trained, after loading it and after one step."""
+    found = [scores(model, results)]
+    if isinstance(model, ld.CrossEncoder):
+        found.append(scores(reloaded(model, folder), results))
+        model.training = ld.TrainingArgs(max_steps=1, learning_rates={"": 1e-2})
+        found.append(scores(model.fit(results, QRELS), results))
+    return found
+
+
+@pytest.mark.parametrize("name", ["PARADE-transformer", "CEDR-knrm", "LateIR", "MaxSim", "BiEncoder-max"])
+def test_torchs_default_precision_changes_no_score(name, cross_encoder, results, tmp_path):
+    expected = computed_by(make(name, cross_encoder), results, tmp_path / "float32")
+    forget_embeddings()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = computed_by(make(name, cross_encoder), results, tmp_path / "float64")
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

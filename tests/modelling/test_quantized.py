@@ -88,6 +88,7 @@ def test_quantizing_again_gives_the_same_scores_and_with_verbose_a_progress_bar(
     verbose = ld.MaxP(folder, **SLIDING, verbose=True).quantize(candidates)
     assert ["Statistics collection" in text for text in (printed, capsys.readouterr().out)] == [False, True]
     np.testing.assert_allclose(scores(verbose, candidates), scores(int8, candidates), atol=1e-5)
+    assert verbose.describe() == int8.describe()
 
 
 def test_a_quantized_model_has_another_key_and_repr_than_its_original(int8, folder):

@@ -44,7 +44,11 @@ def assert_torchs(model, results) -> np.ndarray:
     return values
 
 
-ONE_LAYER = {"distilbert": {"n_layers": 1}, "modernbert": {}}  # ModernBERT's two layers differ in their attention
+ONE_LAYER = {
+    "distilbert": {"n_layers": 1},
+    # What padding gets in a layer with local attention reaches the tokens in the next one.
+    "modernbert": {"num_hidden_layers": 3, "global_attn_every_n_layers": 3},
+}
 REAL = {
     **{name: ("MaxP", name, {}) for name, family in FAMILIES.items() if family.supports_openvino},
     # Padding within inputs, and positions counted over it.
@@ -154,10 +158,71 @@ def test_models_without_export_are_refused(name, tmp_path, results):
         model(tmp_path).apply_attributes(runtime="openvino")(results)
 
 
-def test_a_wrong_export_raises_an_error(cross_encoder, results, monkeypatch):
-    monkeypatch.setattr(runtimes, "compiled", lambda *_: lambda inputs: torch.randn(*inputs["input_ids"].shape, 32))
-    with pytest.raises(RuntimeError, match="OpenVINO and torch disagree"):
-        ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
+def wrong_with_much_padding(inputs, right):
+    """NaN for windows that are padded with 100 tokens or more."""
+    return right.masked_fill((inputs["attention_mask"] == 0).sum(1)[:, None, None] >= 100, torch.nan)
+
+
+WRONG = {"everywhere": lambda inputs, right: torch.randn_like(right), "only with much padding": wrong_with_much_padding}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_backbone_with_a_wrong_export_is_computed_by_torch(wrong, cross_encoder, results, can_export, monkeypatch):
+    made = runtimes.compiled
+
+    def compiled(backbone, dtype):
+        form = made(backbone, dtype)
+        return lambda inputs: WRONG[wrong](inputs, form(inputs))
+
+    monkeypatch.setattr(runtimes, "compiled", compiled)
+    model = ld.MaxP(cross_encoder, **SLIDING)
+    assert_torchs(model, results)
+    assert model.coverage.runtime == "torch"
+    with pytest.raises(ValueError, match="its export differs from torch"):
+        model.apply_attributes(runtime="openvino")(results)
+
+
+def double_by_hook(backbone):
+    backbone.encoder.layer[0].register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def double_by_method(backbone):
+    forward = backbone.encoder.layer[0].forward
+    backbone.encoder.layer[0].forward = lambda *args, **kwargs: forward(*args, **kwargs) * 2
+
+
+CHANGES = {
+    "hook": double_by_hook,
+    "method": double_by_method,
+    "number": lambda backbone: setattr(backbone.embeddings.LayerNorm, "eps", 10.0),
+    "module": lambda backbone: setattr(backbone.encoder.layer[0].intermediate, "intermediate_act_fn", torch.nn.ReLU()),
+    "buffer": lambda backbone: backbone.embeddings.position_ids.copy_(backbone.embeddings.position_ids.flip(1)),
+}
+"""Changes of a backbone that are none of its weights."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["MaxP", "MaxSim", "LateIR", "BiEncoder-max"])
+def test_other_changes_than_of_weights_are_noticed(name, change, cross_encoder, results, can_export):
+    model, unused = make(name, cross_encoder), make(name, cross_encoder, runtime="torch")
+    before = scores(model, results)
+    if name.startswith("BiEncoder"):  # both have one encoder
+        unused.model.encoder.shared.cache.clear()
+    else:
+        CHANGES[change](unused.model.encoder.backbone)
+    CHANGES[change](model.model.encoder.backbone)
+    after = scores(model, results)
+    assert model.coverage.runtime == ("torch" if change == "hook" else "openvino")
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, scores(unused, results), **CLOSE)
+
+
+def test_hooks_are_refused_with_openvino(cross_encoder, results, exports):
+    model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
+    model(results)
+    double_by_hook(model.model.encoder.backbone)
+    with pytest.raises(ValueError, match="hooks"):
+        model(results)
 
 
 # The choice of the runtime.
