@@ -141,7 +141,7 @@ class EmbeddingEncoder(WindowEncoder):
 
     def refresh(self) -> None:
         super().refresh()
-        if self.shared.weights.changed(self, contents=True):
+        if self.shared.weights.changed(self):
             self.shared.cache.clear()
         if self.query_encoder is not None:
             self.query_encoder.refresh()

@@ -58,9 +58,9 @@ class SeparateEncoder(WindowEncoder):
 
     def refresh(self) -> None:
         super().refresh()
-        self._forget_if_changed(contents=True)
+        self._forget_if_changed()
 
-    def _forget_if_changed(self, *, contents: bool) -> None:
+    def _forget_if_changed(self, *, contents: bool = True) -> None:
         if self._weights.changed(self.backbone, self.projection, contents=contents):
             self.cache.clear()
 
@@ -74,10 +74,9 @@ class SeparateEncoder(WindowEncoder):
         """
         unique, numbers = distinct(inputs)
         if torch.is_grad_enabled():
-            self._weights.forget()  # a training step may follow
             made = self.make_states(unique, coverage, side)
         else:
-            # Runs score in inference mode, after `refresh` has compared all weights at their start.
+            # Runs score in inference mode, after `refresh` has compared contents at their start.
             self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
             setting = side, current_dtype(self.device), self.runtime.name, self.training, self.vector_rules
 

@@ -120,7 +120,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
         if model.is_trained and not model.source:
             origin = "trained" if model.origin == "fit" else "started"
-            return f"{text[:-1]}, {origin} {model.fingerprint(contents=False)[:8]})"
+            return f"{text[:-1]}, {origin} {model.fingerprint()[:8]})"
         return text
 
     def __getstate__(self) -> dict[str, Any]:

