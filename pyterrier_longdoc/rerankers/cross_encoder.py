@@ -81,7 +81,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         score_cache: a file that stores scores by weights, settings, query and text. A second run over the same texts
             reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
             cache is not used with `explain`, for the validation in `fit`, or for your own subclasses without their own
-            `describe`.
+            `describe`. Changes of weights through `.data` are not detected: use `torch.no_grad()`.
         training: the recipe for `fit`; None for `TrainingArgs()`.
 
     Attributes:
