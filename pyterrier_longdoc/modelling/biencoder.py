@@ -95,6 +95,7 @@ class EmbeddingEncoder(WindowEncoder):
         self.position_step = position_step
         super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
         self.shared = shared
+        self.reader: SeparateReader
         self.own_pooling = pooling or ("mean" if shared.after is None else None)
         self.pooling_modules = shared.after
         if pooling and shared.after is not None:
@@ -136,12 +137,13 @@ class EmbeddingEncoder(WindowEncoder):
 
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
+        self.reader.cache = self.shared.cache
         if self.query_encoder is not None:
             self.query_encoder.use(settings, needs)
 
     def refresh(self) -> None:
         super().refresh()
-        if self.shared.weights.changed(self, contents=True):
+        if self.shared.weights.changed(self):
             self.shared.cache.clear()
         if self.query_encoder is not None:
             self.query_encoder.refresh()
@@ -156,7 +158,7 @@ class EmbeddingEncoder(WindowEncoder):
 
     def embed(self, inputs: Sequence[Any], coverage: Coverage | None, side: str) -> torch.Tensor:
         """Return `(V, H)` fp32 embeddings of V queries or windows; cached ones are not encoded again."""
-        unique, numbers = distinct(inputs)
+        unique, numbers, keys = distinct(inputs)
 
         def embed(new: list[int]) -> np.ndarray:
             vectors = self.vectors([unique[i] for i in new], coverage, side=side)
@@ -167,7 +169,7 @@ class EmbeddingEncoder(WindowEncoder):
 
         computed = current_dtype(self.device), self.device.type, self.runtime.name, besides_weights(self.backbone)
         setting = side, self.own_pooling, self.similarity, *computed
-        embeddings = self.shared.cache.get_or_compute([(setting, one.key) for one in unique], embed)
+        embeddings = self.shared.cache.get_or_compute([(setting, key) for key in keys], embed)
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
 
     def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:

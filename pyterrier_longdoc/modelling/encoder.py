@@ -212,7 +212,7 @@ class WindowEncoder(nn.Module):
         `options` are passed to `pooled`.
         """
         # Dropout makes equal inputs differ.
-        unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)
+        unique, numbers = (inputs, list(range(len(inputs)))) if torch.is_grad_enabled() else distinct(inputs)[:2]
         order, vectors = np.argsort(list(map(len, unique)), kind="stable").tolist(), []
         for _, batch, states in self.passes(unique, order, coverage):
             vectors.append(self.pooled(states[-1], batch, **options))
@@ -324,8 +324,8 @@ class WindowEncoder(nn.Module):
         return mean if self.pooling == "late" else self.representation(mean)
 
 
-def distinct(inputs: Sequence[Input]) -> tuple[Sequence[Input], list[int]]:
-    """Return the distinct inputs, and the index of each input among them."""
+def distinct(inputs: Sequence[Input]) -> tuple[list[Input], list[int], list[bytes]]:
+    """Return the distinct inputs, the index of each input among them, and the keys of the distinct ones."""
     keys = {one: one.key for one in dict.fromkeys(inputs)}  # a reader may give one object several times
     numbers: dict[bytes, int] = {}
     unique: list[Input] = []
@@ -335,7 +335,7 @@ def distinct(inputs: Sequence[Input]) -> tuple[Sequence[Input], list[int]]:
         if number == len(unique):
             unique.append(one)
         found.append(number)
-    return unique, found
+    return unique, found, list(numbers)
 
 
 class QueryCollector:

@@ -43,6 +43,7 @@ class SeparateEncoder(WindowEncoder):
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
+    reader: SeparateReader
     vector_rules: Hashable = None
     """What cached states depend on besides weights and inputs."""
 
@@ -56,11 +57,15 @@ class SeparateEncoder(WindowEncoder):
         """The layer that states go through before they are cached."""
         return nn.Identity()
 
+    def use(self, settings: Settings, needs: str) -> None:
+        super().use(settings, needs)
+        self.reader.cache = self.cache
+
     def refresh(self) -> None:
         super().refresh()
-        self._forget_if_changed(contents=True)
+        self._forget_if_changed()
 
-    def _forget_if_changed(self, *, contents: bool) -> None:
+    def _forget_if_changed(self, *, contents: bool = True) -> None:
         if self._weights.changed(self.backbone, self.projection, contents=contents):
             self.cache.clear()
 
@@ -72,12 +77,11 @@ class SeparateEncoder(WindowEncoder):
             coverage: counts the computed tokens.
             side: `"query"` or `"document"`, the kind of inputs, for encoders that treat the two differently.
         """
-        unique, numbers = distinct(inputs)
+        unique, numbers, keys = distinct(inputs)
         if torch.is_grad_enabled():
-            self._weights.forget()  # a training step may follow
             made = self.make_states(unique, coverage, side)
         else:
-            # Runs score in inference mode, after `refresh` has compared all weights at their start.
+            # Runs score in inference mode, after `refresh` has compared contents at their start.
             self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
             computed = current_dtype(self.device), self.runtime.name, besides_weights(self.backbone, self.projection)
             setting = side, self.training, self.vector_rules, *computed
@@ -85,8 +89,9 @@ class SeparateEncoder(WindowEncoder):
             def make(new: list[int]) -> Iterable[np.ndarray]:
                 return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))
 
-            arrays = self.cache.get_or_compute([(setting, one.key) for one in unique], make)
-            made = [torch.from_numpy(array).to(self.device).float() for array in arrays]
+            arrays = self.cache.get_or_compute([(setting, key) for key in keys], make)
+            device = self.device
+            made = [torch.from_numpy(array).to(device).float() for array in arrays]
         return [made[number] for number in numbers]
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:

@@ -264,8 +264,7 @@ class MaxSimEncoder(SeparateEncoder):
 def _maxima(query: torch.Tensor, windows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `(N, Q)` maximum of each query vector in each window of a document, and its vector's index.
 
-    Each pair is a separate product: in a larger one, rounding might depend on the other pairs.
+    Each window is a separate product: in a larger one, rounding might depend on the other ones.
     """
-    products = torch.cat(windows) @ query.T  # (all windows' T, Q)
-    maxima, places = zip(*(window.max(0) for window in products.split(list(map(len, windows)))), strict=True)
+    maxima, places = zip(*((window @ query.T).max(0) for window in windows), strict=True)
     return torch.stack(maxima), torch.stack(places)

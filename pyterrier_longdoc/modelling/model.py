@@ -388,9 +388,9 @@ class Model(nn.Module):
         self.origin, self.source, self.recipe = "fit", "", recipe
         self._fingerprint = ""
 
-    def fingerprint(self, *, contents: bool = True) -> str:
-        """Return a fingerprint of the weights, updated when they change; for `contents` see `WeightsWatch`."""
-        if self._watch.changed(self, contents=contents):
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the weights, updated when they change."""
+        if self._watch.changed(self):
             self._fingerprint = ""  # at once: the next look, perhaps of another thread, sees no change
         if not self._fingerprint:
             self._fingerprint = fingerprint(self.state_dict())

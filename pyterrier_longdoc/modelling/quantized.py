@@ -23,7 +23,7 @@ from scipy.stats import kendalltau
 from ..common.files import import_extra
 from ..common.frames import Text
 from .runtimes import BackboneInputs, Form, TorchRuntime, compiled, converted, has_hooks, obstacle, with_mask
-from .weights import fingerprint
+from .weights import WeightsWatch, fingerprint
 
 LEAST_TAU = 0.9
 """A quantized model ranks its windows at least this much like the float32 model (Kendall's tau), or is refused.
@@ -53,6 +53,7 @@ class QuantizedRuntime:
     def __init__(self, graph: bytes, weights: bytes, names: Sequence[str], made_of: str) -> None:
         self.graph, self.weights, self.names, self.made_of = graph, weights, tuple(names), made_of
         self._form: Form | None = None
+        self._weights, self._is_of_weights = WeightsWatch(), False
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,7 +85,10 @@ class QuantizedRuntime:
         """Raise ValueError if the backbone has hooks, or other weights than when it was quantized."""
         if has_hooks(backbone):
             raise ValueError("this quantized model has hooks, which int8 would leave out: remove them")
-        if fingerprint(backbone.state_dict()) != self.made_of:
+        with self._lock:
+            if self._weights.changed(backbone):
+                self._is_of_weights = fingerprint(backbone.state_dict()) == self.made_of
+        if not self._is_of_weights:
             raise ValueError("the weights have changed since this model was quantized: quantize it again")
 
     def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:

@@ -125,9 +125,9 @@ class TorchRuntime:
 class OpenVinoRuntime:
     """Computes a backbone with OpenVINO, and exports it again when it changes.
 
-    Call `begin` before scoring: it detects every change of the weights. Changes of other attributes cause another
-    export. A backbone with hooks, or whose export differs from it, is computed by torch. Exports are neither copied
-    nor pickled with the model.
+    Changes of weights and of other attributes cause another export, which shares the memory of the weights. A backbone
+    with hooks, or whose export differs from it, is computed by torch. Exports are neither copied nor pickled with the
+    model.
 
     Attributes:
         why: why torch computes the backbone, as a clause; "" if OpenVINO does.
@@ -150,7 +150,7 @@ class OpenVinoRuntime:
     def begin(self, backbone: Any) -> None:
         """Discard exports of outdated weights at the start of a run."""
         with self._lock:
-            if self._forms and self._weights.changed(backbone, contents=True):
+            if self._forms and self._weights.changed(backbone):
                 self._forms.clear()
 
     def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
@@ -158,10 +158,9 @@ class OpenVinoRuntime:
         with self._lock:
             if torch.is_grad_enabled() or backbone.training:
                 self._forms.clear()
-                self._weights.forget()  # a fused optimizer may follow, which leaves the versions of tensors unchanged
                 self.why = ""
                 return TorchRuntime()(backbone, inputs)
-            # Runs, at whose start `begin` has read all weights, score in inference mode.
+            # Runs score in inference mode, after `begin` has compared contents at their start.
             if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
                 self._forms.clear()
             inputs = with_mask(inputs)

@@ -50,6 +50,11 @@ class TokenizedText:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def nbytes(self) -> int:
+        """The size in memory, without a title."""
+        return self.ids.nbytes + len(self.text) + (0 if self.offsets is None else self.offsets.nbytes)
+
     def read(self, span: Span) -> np.ndarray:
         """Return the token ids of a window, preceded by those of its title."""
         ids = self.ids[slice(*span)]

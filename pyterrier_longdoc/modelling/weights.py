@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -11,6 +11,8 @@ from zlib import crc32
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .devices import float32_by_default
 from .heads.base import Head, build_head
@@ -49,29 +51,64 @@ def besides_weights(*modules: nn.Module) -> int:
 class WeightsWatch:
     """Detects changes of weights, after which exports, embeddings or states are outdated.
 
-    torch counts the writes to a tensor, except those through `.data` or by fused optimizers, which only checksums of
-    the contents detect. For 22 million weights, checksums take about 0.02 s and a `fingerprint` 0.15 s.
+    Looks at the memory of each tensor and at torch's count of the writes to it. Contents are only compared where torch
+    does not count: after a step of any optimizer, because fused ones are not counted, for tensors of inference mode,
+    and for memory that processes share. Writes through `.data` are not detected: write under `torch.no_grad()` instead.
+
+    For 22 million weights, a look takes about 0.5 ms, a comparison of the contents 20 ms and a `fingerprint` 150 ms.
     """
 
     def __init__(self) -> None:
         self._writes: Hashable = None
         self._contents: Hashable = None
+        self._steps = -1
 
-    def forget(self) -> None:
-        """Make the next call of `changed` return True."""
-        self._writes = self._contents = None
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeightsWatch, ()
 
-    def changed(self, *modules: nn.Module, contents: bool) -> bool:
-        """Return whether parameters or buffers have changed since the last call; True at the first call."""
-        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-        uncounted = any(tensor.is_inference() for tensor in tensors)
-        writes = tuple((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
-        if writes == self._writes and not (contents or uncounted):
+    def changed(self, *modules: nn.Module, contents: bool = True) -> bool:
+        """Return whether parameters or buffers have changed or moved since the last call; True at the first call.
+
+        Args:
+            modules: the same ones in each call.
+            contents: whether to compare contents where torch does not count writes.
+        """
+        tensors = list(_tensors(modules))
+        writes = tuple(map(_memory_and_writes, tensors))
+        steps = _STEPS[0]
+        if writes == self._writes and not (contents and (steps != self._steps or any(map(_is_uncounted, tensors)))):
             return False
         before = self._writes, self._contents
-        self._writes = writes
+        self._writes, self._steps = writes, steps
         self._contents = tuple(crc32(_contents(tensor)) for tensor in tensors)
         return before != (self._writes, self._contents)
+
+
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    # `parameters()` and `buffers()` take several times as long, as much as the comparison with a small document.
+    for part in (part for module in modules for part in module.modules()):
+        yield from (tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None)
+
+
+def _memory_and_writes(tensor: torch.Tensor) -> Hashable:
+    # The reference keeps torch from giving the identity of a freed storage to a new one.
+    version = None if tensor.is_inference() else tensor._version
+    return StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(), version
+
+
+def _is_uncounted(tensor: torch.Tensor) -> bool:
+    return tensor.is_inference() or (tensor.device.type == "cpu" and tensor.untyped_storage().is_shared())
+
+
+_STEPS = [0]
+"""The number of steps of all optimizers in this process."""
+
+
+def _count_step(*_: Any) -> None:
+    _STEPS[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 @contextmanager

@@ -80,7 +80,8 @@ class CrossEncoder(Reranker, pt.Estimator):
             or the name of another layout in `presets`.
         score_cache: a file that stores scores by weights, settings, query and text. A second run over the same texts
             reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
-            cache is not used with `explain` or for the validation in `fit`.
+            cache is not used with `explain` or for the validation in `fit`. Changes of weights through `.data` are not
+            detected: use `torch.no_grad()`.
         training: the recipe for `fit`; None for `TrainingArgs()`.
 
     Attributes:
@@ -119,7 +120,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
         if model.is_trained and not model.source:
             origin = "trained" if model.origin == "fit" else "started"
-            return f"{text[:-1]}, {origin} {model.fingerprint(contents=False)[:8]})"
+            return f"{text[:-1]}, {origin} {model.fingerprint()[:8]})"
         return text
 
     def __getstate__(self) -> dict[str, Any]:

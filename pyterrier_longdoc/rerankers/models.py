@@ -324,7 +324,7 @@ class SeparateReranker(SlidingReranker):
     """Base of the models that encode queries and windows separately and cache the states of windows.
 
     Args:
-        cached_bytes: the maximum memory for cached windows.
+        cached_bytes: the maximum memory for cached windows and the tokens of their texts.
     """
 
     _: KW_ONLY

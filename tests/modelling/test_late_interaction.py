@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
 from pyterrier_longdoc.common.caches import forget_embeddings
+from pyterrier_longdoc.modelling.readers.base import Reader
 
 from ..support import tiny
 from ..support.arithmetic import array, bert, linear
@@ -71,6 +74,34 @@ def test_queries_and_windows_are_encoded_once(name):
     assert passes.windows == 2 * (3 + WINDOWS) + 1
 
 
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "BiEncoder-max"])
+def test_texts_are_tokenized_once_while_they_are_cached(name, monkeypatch):
+    scorer, tokenized = make(name).model, []
+    own = Reader.tokenize
+    monkeypatch.setattr(Reader, "tokenize", lambda self, texts, **kw: tokenized.extend(texts) or own(self, texts, **kw))
+    for query in ("old dog", "snow"):
+        scorer.score([query] * 2, [LONG, "a short dog"])
+    assert sorted(tokenized) == sorted([LONG, "a short dog"])
+    scorer.score(["snow"], [LONG], explain=True)  # needs characters
+    forget_embeddings()
+    scorer.score(["snow"], [LONG])
+    assert tokenized[2:] == [LONG] * 2
+
+
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "BiEncoder-max"])
+def test_other_settings_tokenize_cached_texts_anew(name):
+    scorer, other = make(name).model, make(name).model
+    text = LONG.upper()
+    scorer.score(["snow"], [text])
+    for settings in (replace(scorer.settings, max_doc_len=9), scorer.settings):
+        scorer.use(settings)
+        other.use(settings)
+        forget_embeddings()
+        expected = other.score(["old dog"], [text]).scores
+        np.testing.assert_array_equal(scorer.score(["old dog"], [text]).scores, expected)
+        assert scorer.coverage_of(["snow"], [text]).tokens_read == other.coverage_of(["snow"], [text]).tokens_read
+
+
 @pytest.mark.parametrize(("name", "limit"), [("LateIR", 2000), ("MaxSim", 15_000)])
 def test_a_small_cache_keeps_its_limit_and_the_scores(name, limit):
     expected = make(name).model.score(*PAIRS).scores
@@ -78,7 +109,7 @@ def test_a_small_cache_keeps_its_limit_and_the_scores(name, limit):
     for _ in range(2):
         np.testing.assert_allclose(scorer.score(*PAIRS).scores, expected, **CLOSE)
         assert 0 < len(scorer.encoder.cache) < 3 + WINDOWS
-        assert sum(array.nbytes for array in scorer.encoder.cache._vectors.values()) <= limit
+        assert sum(array.nbytes for array in scorer.encoder.cache._values.values()) <= limit
 
 
 @pytest.mark.parametrize(
@@ -89,7 +120,7 @@ def test_a_small_cache_keeps_its_limit_and_the_scores(name, limit):
     ],
 )
 def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
-    """Even if torch does not count the writes, as for `.data` and for tensors created in inference mode."""
+    """Even if torch does not count the writes, as for tensors created in inference mode."""
 
     def score(model) -> np.ndarray:
         with torch.no_grad():
@@ -98,8 +129,9 @@ def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
     with torch.inference_mode(way == "all in inference mode"):
         scorer = make(name, tiny.checkpoint(tmp_path, labels=None)).model
         before = score(scorer)
-        for parameter in scorer.encoder.parameters():
-            parameter.data.mul_(1.1)
+        with torch.no_grad():
+            for parameter in scorer.encoder.parameters():
+                parameter.mul_(1.1)
         after = score(scorer)
         forget_embeddings()
         np.testing.assert_allclose(after, score(scorer), **CLOSE)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -75,6 +76,17 @@ def test_openvino_gives_the_scores_of_torch_in_any_batch(case, tmp_path, results
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("move", [ForkingPickler.dumps, torch.nn.Module.share_memory])
+def test_openvino_computes_weights_whose_memory_moved(move, tmp_path, results):
+    """As in a call through a pool of processes; exports read the memory of the weights."""
+    pytest.importorskip("openvino")
+    model = ld.MaxP(one_layer(tmp_path), runtime="openvino", **SLIDING)
+    expected = scores(model, results)
+    move(model.model)
+    np.testing.assert_allclose(scores(model, results), expected, **CLOSE)
+
+
+@pytest.mark.slow
 def test_openvino_serves_several_threads(tmp_path, results):
     pytest.importorskip("openvino")
     model = ld.MaxP(one_layer(tmp_path), runtime="openvino", **SLIDING)
@@ -99,14 +111,14 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_uncounted_changes_of_weights_cause_a_new_export(run, cross_encoder, results, exports):
+def test_changes_of_weights_cause_a_new_export(run, cross_encoder, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
     pairs = results["query"].tolist(), results["text"].fillna("").tolist()
     with torch.no_grad():
         before = RUNS[run](model.model, *pairs)
         np.testing.assert_array_equal(RUNS[run](model.model, *pairs), before)
         assert len(exports) == 1
-        model.model.encoder.backbone.encoder.layer[1].output.dense.weight.data.mul_(2)
+        model.model.encoder.backbone.encoder.layer[1].output.dense.weight.mul_(2)
         after = RUNS[run](model.model, *pairs)
     assert len(exports) == 2
     assert np.abs(after - before).max() > 1e-4
@@ -128,6 +140,14 @@ def test_an_export_serves_until_the_weights_change(cross_encoder, tmp_path, resu
     found.append(assert_torchs(model, results))
     assert len(exports) == 3
     assert all(np.abs(after - before).max() > 0.01 for before, after in itertools.pairwise(found))
+
+
+def test_moved_memory_causes_a_new_export(cross_encoder, results, exports):
+    model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
+    expected = assert_torchs(model, results)
+    model.model.share_memory()
+    np.testing.assert_allclose(scores(model, results), expected, **CLOSE)
+    assert len(exports) == 2
 
 
 def test_copies_export_again_and_saved_models_have_no_runtime(cross_encoder, tmp_path, results, exports):

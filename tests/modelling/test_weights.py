@@ -1,13 +1,16 @@
-"""Weights in memory: changes are noticed, whether or not torch counts the writes; no file changes them."""
+"""Weights in memory: changes and moves are noticed, also by optimizers that do not count; no file changes them."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 from torch import nn
 
 import pyterrier_longdoc as ld
@@ -35,15 +38,37 @@ def next_number(tensor: torch.Tensor) -> None:
     tensor[0, 0] = torch.nextafter(tensor[0, 0], torch.tensor(9.0))
 
 
+def share(weights: nn.Module) -> None:
+    ForkingPickler.dumps(weights)
+
+
+UNCOUNTED = {"inference mode": lambda weights: weights, "shared": share}
+
+
+@pytest.mark.parametrize("kind", UNCOUNTED)
 @pytest.mark.parametrize("write", [torch.neg_, swap_rows, next_number, lambda tensor: tensor.mul_(2)])
-def test_a_watch_finds_uncounted_writes_by_the_contents(write):
-    watch, weights = WeightsWatch(), module()
-    assert watch.changed(weights, contents=True)
-    assert not watch.changed(weights, contents=True)
-    write(weights[0].weight.data)
-    assert not watch.changed(weights, contents=False)
-    assert watch.changed(weights, contents=True)
-    assert not watch.changed(weights, contents=True)
+def test_a_watch_finds_writes_that_torch_does_not_count_by_the_contents(write, kind):
+    with torch.inference_mode(kind == "inference mode"):
+        watch, weights = WeightsWatch(), module()
+        UNCOUNTED[kind](weights)
+        assert watch.changed(weights)
+        assert not watch.changed(weights)
+        write(weights[0].weight.data)
+        assert not watch.changed(weights, contents=False)
+        assert watch.changed(weights)
+        assert not watch.changed(weights)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_watch_finds_the_steps_of_optimizers_of_its_weights_only(fused):
+    watch, weights, others = WeightsWatch(), module(), module()
+    assert watch.changed(weights)
+    for stepped in (others, weights):
+        optimizer = torch.optim.AdamW(stepped.parameters(), lr=0.1, fused=fused)
+        stepped(torch.ones(1, 6))[0, 0].backward()
+        optimizer.step()
+        assert watch.changed(weights) == (stepped is weights)
+    assert not watch.changed(weights)
 
 
 def test_a_watch_finds_counted_writes_and_replaced_tensors_without_reading_contents():
@@ -52,11 +77,29 @@ def test_a_watch_finds_counted_writes_and_replaced_tensors_without_reading_conte
     assert not watch.changed(weights, contents=False)
     weights.steps.add_(1)
     assert watch.changed(weights, contents=False)
-    assert not watch.changed(weights, contents=True)
+    assert not watch.changed(weights)
     weights[0].bias = nn.Parameter(weights[0].bias.detach().clone())
     assert watch.changed(weights, contents=False)
-    watch.forget()
+
+
+def test_a_watch_finds_rounded_weights_and_the_third_of_three_files():
+    """Whose memory would be where that of the first one was, if the watch did not keep it."""
+    watch, weights = WeightsWatch(), nn.Linear(300, 300)
+    assert watch.changed(weights)
+    weights.half().float()
+    assert watch.changed(weights)
+    for _ in range(2):
+        weights.load_state_dict(nn.Linear(300, 300).state_dict(), assign=True)
+    assert watch.changed(weights)
+
+
+@pytest.mark.parametrize("move", [share, nn.Module.share_memory])
+def test_a_watch_finds_weights_that_moved(move):
+    watch, weights = WeightsWatch(), module()
+    assert watch.changed(weights)
+    move(weights)
     assert watch.changed(weights, contents=False)
+    assert pickle.loads(pickle.dumps(watch)).changed(weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool])

@@ -162,8 +162,8 @@ def test_every_way_to_change_weights_changes_the_key(path, results):
     weight, seen = max(model.parameters(), key=torch.numel), set()
     for change in (
         lambda: None,
-        lambda: weight.data.mul_(1.01),
-        lambda: weight.data.copy_(weight.data.flip(0)),
+        lambda: torch.no_grad()(weight.mul_)(1.01),
+        lambda: torch.no_grad()(weight.copy_)(weight.flip(0)),
         lambda: setattr(weight, "data", weight.data + 0.01),
         lambda: torch.nn.init.normal_(weight),
         lambda: model.load_state_dict(other.model.state_dict()),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ...common.caches import EmbeddingCache
+from ...common.frames import Text
 from ..inputs import Input, PairInputs, Query, Settings
 from ..templates import prefix_tokens
 from ..tokens import TokenizedText
@@ -25,6 +27,9 @@ class SeparateReader(Reader):
         prefixes: the texts before every query and before every window.
         lengths: the maximum number of tokens of a query and of a window in the checkpoint's training, special ones
             included; used if no argument gives a size. None if only the backbone limits them.
+
+    Attributes:
+        cache: keeps tokenized texts for later queries; an encoder gives the cache of its states.
     """
 
     def __init__(
@@ -35,7 +40,7 @@ class SeparateReader(Reader):
         prefixes: tuple[str, str] = ("", ""),
         lengths: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        self.prefixes, self.lengths = prefixes, lengths
+        self.prefixes, self.lengths, self.cache = prefixes, lengths, EmbeddingCache(0)
         super().__init__(backbone, settings)
 
     def make_specials(self, backbone: Any) -> Specials:
@@ -63,6 +68,16 @@ class SeparateReader(Reader):
         if length and not has_size:
             windows = self.windows_within(windows, max(1, min(length, longest) - len(self.specials)))
         return windows, query
+
+    def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
+        distinct = list(dict.fromkeys(texts))
+
+        def tokenize(new: list[int]) -> list[TokenizedText]:
+            return super(SeparateReader, self).tokenize([distinct[i] for i in new], offsets=offsets)
+
+        keys = [(self, offsets, text) for text in distinct]
+        found = dict(zip(distinct, self.cache.get_or_compute(keys, tokenize), strict=True))
+        return [found[text] for text in texts]
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return the input of a window, which does not depend on the query."""
