@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,8 +52,8 @@ class LLMClient:
         cache: a SQLite file of replies, found by a hash of model, settings and messages; API keys and addresses are not
             stored. Several threads and processes can use it. A reply is stored before it is used, so that none is lost
             when a run is stopped. None for no cache.
-        tokenizer: counts tokens that the backend does not report: a Hugging Face tokenizer or its name, a tiktoken
-            encoding or a function; None counts four characters as one token.
+        tokenizer: counts tokens that the backend does not report: a Hugging Face tokenizer or its name, or a function
+            of a text; None counts four characters as one token.
         replay_only: read all replies from the cache, without key or network.
 
     Attributes:
@@ -131,11 +131,11 @@ class LLMClient:
         key = hashlib.sha256(content.encode()).hexdigest()
         # With a cache, equal prompts of concurrent queries are only paid for once.
         with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
-            entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
-            if entry is not None:
+            found = {} if self.cache is None else self.cache.get_many([key], lambda stored: Reply(**stored))
+            if found:
                 with _COUNTING:
                     self.cached += 1
-                return Reply(**entry)
+                return found[key]
             if self.replay_only:
                 raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
             reply = self._counted(messages, send(messages))
@@ -153,11 +153,6 @@ class LLMClient:
             self.calls, self.input_tokens = self.calls + 1, self.input_tokens + tokens_in
             self.output_tokens += tokens_out
         return replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
-
-
-def _entry(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the cache; LookupError if a field is missing."""
-    return {f.name: stored[f.name] for f in fields(Reply)}
 
 
 class AsksLLM:
@@ -187,7 +182,7 @@ def read_reply(
     unreadable: list[Reply] = []
     while (parsed := parse(reply)) is None:
         unreadable.append(reply)
-        if len(unreadable) > retries:
+        if reply.problem or len(unreadable) > retries:
             break
         # Some servers refuse empty messages and messages that end in white space.
         answer = reply.text.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
@@ -197,3 +192,9 @@ def read_reply(
         except ContextOverflowError:  # no room for a reminder
             break
     return parsed, unreadable
+
+
+def describe_failure(what: str, unreadable: Sequence[Reply]) -> str:
+    """Return a part of a message: no reply has `what`, and why or what the last one has instead."""
+    problem = unreadable[-1].problem or repr(unreadable[-1].text[:200])
+    return f"no {what} in the reply after {len(unreadable) - 1} retries: {problem}"

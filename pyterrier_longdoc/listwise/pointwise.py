@@ -61,7 +61,7 @@ class Pointwise(LLMReranker):
         top_logprobs: the number of log-probabilities to request from a server; OpenAI returns at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
         max_prompt_tokens: as for `RankGPT`; the model's context minus one.
-        on_failure: what to do if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"` to
+        on_failure: what to do if yes or no is not among the log-probabilities: `"raise"`, or `"last"` to
             score the document one below the lowest score of its query (0 if there is none).
 
     Attributes:
@@ -77,7 +77,7 @@ class Pointwise(LLMReranker):
     request: str = argument(YES_NO, role="input")
     grades: int | None = argument(None, role="head", at_least=2, at_most=10)
     top_logprobs: int = argument(20, role="head", at_least=1)
-    on_failure: str = argument("raise", role="head", choices=("raise", "nan-free-bottom"))
+    on_failure: str = argument("raise", role="head", choices=("raise", "last"))
 
     def cited(self) -> list[str]:
         """Return the papers of this transformer, its grades and its passage selector."""
@@ -146,7 +146,7 @@ class Pointwise(LLMReranker):
             raise UnreadableReplyError(
                 f"query {qid!r}: {'no grade is' if digits else 'yes and no are not both'} among the {len(logprobs)} "
                 f"first tokens with log-probabilities of {self.client.backend!r} (most likely: {likely}). Raise "
-                f"top_logprobs=, change request=, or set on_failure='nan-free-bottom' to continue"
+                f"top_logprobs=, change request=, or set on_failure='last' to continue"
             )
         return math.nan
 

@@ -90,6 +90,7 @@ class PromptBudget(Tokens):
         self.chosen_by = f"preselect={settings.preselect!r}"
         self.prompt, self.passages = prompt, passages
         self._length: dict[str, int] = {}
+        self._server_room: dict[tuple[str, ...], int] = {}  # by query and texts
         self._shortest: dict[tuple[str, str], Excerpt] = {}
         self._lock = threading.Lock()
 
@@ -100,17 +101,18 @@ class PromptBudget(Tokens):
 
         Returns the prompt without the reminder, and the reply.
         """
-        room, attempts_left, room_by = None, SHRINK_ATTEMPTS, f"max_prompt_tokens={self.max_prompt_tokens}"
+        key, attempts_left = (query, *texts), SHRINK_ATTEMPTS
         while True:
-            excerpts, messages = self._fit(query, texts, room, room_by, reminder)
+            # A retry with a reminder begins at the length that the server accepted.
+            excerpts, messages = self._fit(query, texts, self._server_room.get(key), reminder)
             try:
                 reply = send([*messages, *reminder])
             except ContextOverflowError:
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                room = max(len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)))
-                room_by = "the server"
+                sent = sum(self.count(excerpt.text) for excerpt in excerpts)
+                self._server_room[key] = max(len(texts), int(SHRINK * sent))
             else:
                 with self._lock:
                     for text, excerpt in zip(texts, excerpts, strict=True):
@@ -135,10 +137,11 @@ class PromptBudget(Tokens):
         return coverage
 
     def _fit(
-        self, query: str, texts: Sequence[str], room: int | None, room_by: str, reminder: Sequence[Message]
+        self, query: str, texts: Sequence[str], room: int | None, reminder: Sequence[Message]
     ) -> tuple[list[Excerpt], list[Message]]:
-        """Return excerpts of at most `room` tokens in total, and the prompt with them."""
+        """Return excerpts of at most `room` tokens in total, which the server allows, and the prompt with them."""
         limit, n = self.max_prompt_tokens, len(texts)
+        room_by = f"max_prompt_tokens={limit}" if room is None else "the server"
         if limit is not None and room is None:
             room = limit - self.count_messages([*self.prompt(query, [""] * n), *reminder])
         while True:

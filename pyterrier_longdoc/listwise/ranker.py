@@ -12,7 +12,7 @@ from typing import Any
 from ..common.parallel import RunAll
 from .answer_forms import ANSWER_AGAIN
 from .backends import Reply
-from .client import read_reply
+from .client import describe_failure, read_reply
 from .parsing import UnreadableReplyError
 from .prompt_budget import PromptBudget
 from .prompts import Message
@@ -37,6 +37,7 @@ class QueryRanking:
         sunk: documents of failed prompts that come last.
         counts: the counts of `COUNTS`.
         rounds: the number of documents in each prompt of each round; prompts of a round are independent.
+        failure: describes a prompt without a readable reply; empty if there is none.
     """
 
     settings: Any
@@ -48,6 +49,7 @@ class QueryRanking:
     sunk: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     rounds: list[list[int]] = field(default_factory=list)
+    failure: str = ""
 
     def rank(self, ask: Ask, budget: PromptBudget, run_all: RunAll) -> None:
         """Rank the documents; prompts of a round run concurrently."""
@@ -86,7 +88,7 @@ class QueryRanking:
             for _, counts in replies:
                 self.counts.update(counts)
             answer = mean_order(live, [order for order, _ in replies]) if replies else live
-            if answer is None and self.settings.on_failure == "nan-free-bottom":
+            if answer is None and self.settings.on_failure == "last":
                 self.sunk.update(live)
             answers.append(None if answer is None else [*answer, *(each for each in group if each not in live)])
         return answers
@@ -121,17 +123,16 @@ class QueryRanking:
             request=ANSWER_AGAIN.format(n=len(group)),
             retries=retries,
         )
-        counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), retries))
+        counts = Counter(refusals=len(unreadable), retries=len(unreadable) - (parsed is None))
         if parsed is not None:
             counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
             return [group[position] for position in parsed.order], counts
+        numbers = ", ".join(str(document + 1) for document in group)
+        failure = describe_failure("ranking", unreadable)
+        self.failure = f"query '{self.qid}', documents {numbers} of the first stage: {failure}"
         if settings.on_failure == "raise":
-            numbers = ", ".join(str(document + 1) for document in group)
-            raise UnreadableReplyError(
-                f"query '{self.qid}', documents {numbers} of the first stage: no ranking in the reply after {retries} "
-                f"retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or set on_failure='keep' or "
-                f"'nan-free-bottom' to continue"
-            )
+            advice = "Set" if unreadable[-1].problem else "Raise retries=, change prompt=, or set"
+            raise UnreadableReplyError(f"{self.failure}. {advice} on_failure='keep' or 'last' to continue")
         counts["failed"] += 1
         return None, counts
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument
+from ..common.arguments import argument, check_type
 from ..common.citations import papers_of
 from ..common.frames import strings, with_scores
 from ..common.parallel import in_parallel
@@ -56,15 +57,17 @@ class RankGPT(LLMReranker):
         max_prompt_tokens: the maximum number of tokens in a prompt, including reminders: the model's context minus its
             longest answer. The longest documents of a prompt are truncated to fit; short ones stay whole. None sets no
             limit; if the server refuses a prompt as too long, its documents are shortened by a quarter at a time.
-        tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
-            four characters as one token.
+        tokenizer: counts tokens: a Hugging Face tokenizer or its name, or a function of a text; None counts four
+            characters as one token.
         answer: `Permutation()`, where the model writes an order, or `FirstToken()`, which orders documents by the
             probabilities of their letters as the first token, for models with log-probabilities.
         prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None uses that of `answer`.
         on_failure: what to do if a prompt has no readable reply after all retries: `"raise"`; `"keep"` to ignore the
-            prompt (each schedule documents the resulting order); or `"nan-free-bottom"` to rank its documents last with
-            score 0 and leave them out of other prompts.
+            prompt (each schedule documents the resulting order); or `"last"` to rank its documents last with score 0
+            and leave them out of other prompts.
         retries: the maximum number of further calls after an unreadable reply, each with a reminder of the request.
+            There are none after a reply that ended at the limit of tokens before its answer, or that only has
+            reasoning or tool calls.
         shuffles: the number of random orders in which each group is presented; the ranks are averaged (permutation
             self-consistency, Tang et al. 2024). 0 presents each group once, in the given order.
         seed: the random seed of the shuffles.
@@ -93,7 +96,7 @@ class RankGPT(LLMReranker):
     top_k: int | None = argument(100, role="head", at_least=1)
     answer: AnswerForm = argument(Permutation(), role="head")
     prompt: Prompt | None = argument(None, role="input")
-    on_failure: str = argument("raise", role="head", choices=("raise", "keep", "nan-free-bottom"))
+    on_failure: str = argument("raise", role="head", choices=("raise", "keep", "last"))
     retries: int = argument(2, role="head", at_least=0)
     shuffles: int = argument(0, role="head", at_least=0)
     seed: int = argument(42, role="head")
@@ -134,7 +137,7 @@ class RankGPT(LLMReranker):
         self.rounds = {ranking.qid: ranking.rounds for ranking in rankings}
         rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
         self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
-        self._warn_of_failures(self.counts)
+        self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
         self._note_coverage(budget, inp, texts)
         counts_of = self.counts.set_index("qid").loc[inp["qid"].tolist()]
         return with_scores(inp, scores, **{name: counts_of[name].to_numpy() for name in report})
@@ -186,14 +189,26 @@ class RankGPT(LLMReranker):
 
     def _check(self) -> None:
         super()._check()
+        check_type(Schedule, "a schedule, e.g. BackToFront(20, 10)", schedule=self.schedule)
+        check_type(AnswerForm, "Permutation() or FirstToken()", answer=self.answer)
+        check_type(Callable | None, "a ListwisePrompt, or a function of a query and texts", prompt=self.prompt)
         self.answer.check(self.client, self._prompt)
 
-    def _warn_of_failures(self, counts: pd.DataFrame) -> None:
-        if (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
-            total = counts.drop(columns="qid").sum()
+    def _warn_of_failures(self, counts: pd.DataFrame, failure: str) -> None:
+        total, problems = counts.drop(columns="qid").sum(), []
+        if total["llm_failed"]:
+            problems.append(
+                f"{total['llm_failed']} of {total['llm_prompts']} prompts had no readable reply "
+                f"(on_failure={self.on_failure!r}; {failure})"
+            )
+        if total["llm_missing"]:
+            problems.append(
+                f"replies left out {total['llm_missing']} documents, which keep their order below the others"
+            )
+        if problems:
+            incomplete = (counts["llm_failed"] + counts["llm_missing"] > 0).sum()
             warn(
-                f"{type(self).__name__}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
-                f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}), and replies "
-                f"left out {total['llm_missing']} documents, which keep their order below the others (see .counts).",
+                f"{type(self).__name__}: in {incomplete} of {len(counts)} queries, {', and '.join(problems)} "
+                f"(see .counts).",
                 IncompleteReplyWarning,
             )

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -77,10 +78,38 @@ def test_the_usage_of_a_reply_is_counted_and_estimated_if_the_server_reports_non
     assert client.input_tokens == 100 if usage else 50 < client.input_tokens < 1000
 
 
-@pytest.mark.parametrize("message", [completion(""), completion(None, refusal="I will not rank these 3.")])
-def test_empty_replies_and_refusals_are_failures(message):
-    with serving(Answer(message)) as server, pytest.raises(UnreadableReplyError):
-        ranked(backend_at(server.url), retries=0)
+def ended(reason, text=None, **message):
+    reply = completion(text, **message)
+    reply["choices"][0]["finish_reason"] = reason
+    return reply
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "rank", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "requests", "named"),
+    [
+        (completion(""), 3, "retries="),
+        (completion(None, refusal="I will not rank these 3."), 3, "I will not"),
+        (ended("length", "The documents are about"), 3, "The documents"),
+        (ended("length"), 1, "max_tokens"),
+        (ended("length", "<think>Which one"), 1, "max_tokens"),
+        (ended("tool_calls", tool_calls=[CALL]), 1, "tools"),
+        (ended("stop", reasoning_content="[3] > [1] > [2]"), 1, "reasoning"),
+        (ended("stop", "", reasoning="[3] > [1] > [2]"), 1, "reasoning"),
+    ],
+)
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_reply_without_an_answer_is_requested_again_if_that_can_help(reply, requests, named, cache, tmp_path):
+    with serving(Answer(reply)) as server:
+        for _ in range(2):
+            client = LLMClient(backend_at(server.url), cache=tmp_path / "replies.sqlite" if cache else None)
+            with pytest.raises(UnreadableReplyError, match=named):
+                ranked(client)
+    assert len(server.requests) == requests * (1 if cache else 2)
+    with serving(Answer(reply)) as server, pytest.warns(IncompleteReplyWarning, match=named.rstrip("=")):
+        assert ranked(backend_at(server.url), on_failure="keep") == ["d0", "d1", "d2"]
 
 
 BROKEN = {
@@ -93,6 +122,14 @@ BROKEN = {
     "null": Answer(b"null"),
     "no text": Answer(completion({"type": "text"})),
 }
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_reply_is_requested_again(kind, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with serving(BROKEN[kind], Answer(completion(ORDER))) as server:
+        assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -255,6 +292,15 @@ def test_a_local_model_counts_its_tokens(causal_model):
     shown = AutoTokenizer.from_pretrained(causal_model)("user the old dog a ", add_special_tokens=False)
     assert reply.input_tokens == len(shown["input_ids"])
     assert 1 <= reply.output_tokens <= 12
+
+
+def test_a_local_model_without_an_answer_within_its_tokens_is_called_once(causal_model):
+    unknown = AutoTokenizer.from_pretrained(causal_model).unk_token_id  # decoded as nothing
+    others = [token for token in range(small(causal_model)._load()[0].config.vocab_size) if token != unknown]
+    client = LLMClient(HuggingFaceBackend(causal_model, parameters={"max_new_tokens": 3, "suppress_tokens": others}))
+    with pytest.raises(UnreadableReplyError, match="max_new_tokens"):
+        ranked(client)
+    assert client.calls == 1
 
 
 def test_a_prompt_beyond_the_positions_of_a_local_model_is_a_context_overflow(causal_model):

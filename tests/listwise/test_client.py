@@ -98,7 +98,7 @@ def test_the_same_prompt_in_two_threads_is_sent_once(path):
     assert (ranker.coverage.queries, ranker.coverage.pairs) == (1, 3)  # distinct ones
 
 
-@pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"text": "[1]"}', "7"])
+@pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"texts": "[1]"}', "7"])
 def test_a_damaged_cache_is_named(damaged, path):
     run = candidates(documents=3)
     RankGPT(cached(oracle, path))(run)

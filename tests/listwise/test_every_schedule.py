@@ -176,7 +176,7 @@ def test_a_refusal_keeps_the_order_of_the_first_stage(schedule, refusal):
 
 
 @each_small
-def test_nan_free_bottom_puts_documents_of_a_failed_prompt_last(schedule):
+def test_last_puts_documents_of_a_failed_prompt_last(schedule):
     """One document makes every prompt fail that shows it; those that never met it are ranked above."""
 
     def model(messages):
@@ -184,7 +184,7 @@ def test_nan_free_bottom_puts_documents_of_a_failed_prompt_last(schedule):
 
     run = candidates(documents=9)
     with pytest.warns(IncompleteReplyWarning):
-        out = RankGPT(model, schedule=schedule, retries=0, on_failure="nan-free-bottom")(run)
+        out = RankGPT(model, schedule=schedule, retries=0, on_failure="last")(run)
     scores = out.set_index("docno")["score"]
     assert scores["d4"] == 0
     assert sorted(scores[scores > 0]) == list(range(1 + (scores == 0).sum(), 10))

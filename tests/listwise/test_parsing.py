@@ -45,6 +45,13 @@ from ..support.llm import HARD
         "［３］ > ［１］ > ［２］",
         "【3】 > 【1】 > 【2】",
         "[٣] > [١] > [٢]",
+        '{"ranking": [3, 1, 2]}',
+        '{"ranking": "[3] > [1] > [2]"}',
+        'As JSON:\n```json\n{\n  "order": [\n    3,\n    1,\n    2\n  ]\n}\n```',
+        "It is not [1].\n<answer>[3], [1], [2]</answer>",
+        "<ranking>[1] > [2] > [3]</ranking> Or: <answer>[3] > [1] > [2]</answer>",
+        "Most relevant first (least relevant last): [3] > [1] > [2]",
+        "From most to least relevant: [3] > [1] > [2]",
     ],
 )
 def test_a_ranking_is_read_in_any_form(reply):
@@ -57,6 +64,10 @@ def test_a_ranking_is_read_in_any_form(reply):
     [
         ("[3] > [3] > [9] > [0] > [2]", [2, 1, 0, 3, 4], 3, 1, 2),  # models.md section 8
         ("[3]", [2, 0, 1, 3, 4], 4, 0, 0),
+        ("<think>[1]?</think> <answer>[3]</answer>", [2, 0, 1, 3, 4], 4, 0, 0),
+        ("[3]\nIt is the only one about cats.", [2, 0, 1, 3, 4], 4, 0, 0),
+        ('{"best": [3]}', [2, 0, 1, 3, 4], 4, 0, 0),
+        ('{"ranking": [4, 2]}', [3, 1, 0, 2, 4], 3, 0, 0),
         ("[2] > [1] > [", [1, 0, 2, 3, 4], 3, 0, 0),  # cut off
         ("[2, 2, 1, 7]", [1, 0, 2, 3, 4], 3, 1, 1),
         ("[2] > [1] > [3", [1, 0, 2, 3, 4], 3, 0, 0),
@@ -89,6 +100,13 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "[1]\n[2] is something I refuse to judge",
         "[1] [2] [3] are alike, so are [4] [5]",
         "ERROR::other",
+        '{"why": "rule [4]", "ranking": []}',
+        "<answer></answer>",
+        "From least to most relevant: [3] > [1] > [2] > [5] > [4]",
+        "[3] > [1] > [2] > [5] > [4] (the **least** relevant documents first)",
+        "From the worst to the best:\n1. [3]\n2. [1]\n3. [2]",
+        "In ascending order of relevance: [3] > [1] > [2] > [5] > [4]",
+        "Least relevant \u2192 most relevant: [3] > [1] > [2] > [5] > [4]",
         "[]",
     ],
 )

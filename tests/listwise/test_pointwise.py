@@ -79,7 +79,7 @@ def test_replies_without_the_needed_tokens_raise(grades, model):
 
 def test_documents_without_a_log_probability_can_be_put_last():
     with pytest.warns(IncompleteReplyWarning, match="1 of 4"):
-        out = Pointwise(only_yes_for_2, on_failure="nan-free-bottom")(candidates(documents=4))
+        out = Pointwise(only_yes_for_2, on_failure="last")(candidates(documents=4))
     assert order(out)[-1] == "d2"
     assert out["score"].notna().all()
 

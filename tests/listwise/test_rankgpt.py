@@ -113,7 +113,21 @@ def test_pyterrier_can_inspect_rankgpt_without_a_call():
     assert pt.inspect.subtransformers(ranker) == {}
 
 
-@pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("on_failure", "nan"), ("text_field", ""), ("llm", "gpt")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", 0),
+        ("on_failure", "nan"),
+        ("text_field", ""),
+        ("llm", "gpt"),
+        ("schedule", "topdown"),
+        ("schedule", BackToFront),
+        ("answer", "firsttoken"),
+        ("prompt", "Rank these."),
+        ("windows", "sentences"),
+        ("preselect", 3),
+    ],
+)
 def test_wrong_arguments_are_refused_by_name(name, value, results):
     with pytest.raises(ValueError, match=f"{name}="):
         RankGPT(**{"llm": nobody, name: value})

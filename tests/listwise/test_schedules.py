@@ -185,6 +185,20 @@ def test_coverage_counts_the_tokens_truncated_by_each_limit(limits, room, second
     assert least <= ranker.coverage.tokens_read <= min(room / 4, limits.get("max_prompt_tokens", 10**6))
 
 
+def test_a_retry_begins_at_the_length_that_the_server_accepted():
+    sizes, replies = [], ["no ranking", "[3] > [2] > [1]"]
+
+    def model(messages):
+        sizes.append(sum(map(len, (message["content"] for message in messages))))
+        if sum(lengths(messages)) > 1000:
+            raise ContextOverflowError("too long")
+        return replies.pop(0)
+
+    assert order(RankGPT(model, prompt=ListwisePrompt("single", system=""))(LONG)) == ["c", "b", "a"]
+    assert sizes[-3] > sizes[-2]  # refused, then accepted
+    assert 0 < sizes[-1] - sizes[-2] < 300  # the same documents, the reply and a reminder
+
+
 def test_max_prompt_tokens_without_room_for_a_text_is_refused():
     with pytest.raises(ValueError, match="max_prompt_tokens=60"):
         RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
