@@ -24,11 +24,7 @@ _HOLDERS = re.compile(r"headers$|^extraquery$")
 
 
 class BackendError(RuntimeError):
-    """A model gave no reply: wrong key, bad request, outage or time-out."""
-
-
-class MalformedReplyError(BackendError):
-    """The reply of the server does not conform to its API."""
+    """A model gave no usable reply: wrong key, bad request, outage, time-out or no log-probabilities."""
 
 
 class ContextOverflowError(BackendError):

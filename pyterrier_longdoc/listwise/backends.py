@@ -15,7 +15,6 @@ from ..common.files import folder_digest, import_extra
 from ..common.servers import (
     BackendError,
     ContextOverflowError,
-    MalformedReplyError,
     check_parameters,
     error_text,
     is_too_long,
@@ -209,7 +208,7 @@ class OpenAIBackend:
                 return _reply_of(raw.parse())
             except (AttributeError, LookupError, TypeError, ValueError):
                 message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
-        raise MalformedReplyError(redact(f"{self.model}: {message}", client.api_key))
+        raise BackendError(redact(f"{self.model}: {message}", client.api_key))
 
 
 def _reply_of(answer: Any) -> Reply:

@@ -87,9 +87,8 @@ class Pointwise(LLMReranker):
         """Return a new frame with new `score` and `rank`, without columns that explain scores of an earlier model.
 
         Raises:
-            NoLogprobsError: if the model replies without log-probabilities.
             UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`.
-            BackendError: if the model gives no reply.
+            BackendError: if the model gives no reply, or none with log-probabilities.
         """
         pairs = self._pairs(inp)
         if not pairs:

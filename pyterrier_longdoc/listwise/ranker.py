@@ -36,7 +36,6 @@ class QueryRanking:
         order: the ranked documents, best first, without those in `sunk`.
         sunk: documents of failed prompts that come last.
         counts: the counts of `COUNTS`.
-        rounds: the number of documents in each prompt of each round; prompts of a round are independent.
         failure: describes a prompt without a readable reply; empty if there is none.
     """
 
@@ -48,7 +47,6 @@ class QueryRanking:
     order: list[int] = field(default_factory=list)
     sunk: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
-    rounds: list[list[int]] = field(default_factory=list)
     failure: str = ""
 
     def rank(self, ask: Ask, budget: PromptBudget, run_all: RunAll) -> None:
@@ -65,7 +63,6 @@ class QueryRanking:
         # Documents left out by the schedule follow the others.
         order = [*order, *sorted(set(range(n)) - set(order))]
         self.order = [document for document in order if document not in self.sunk]
-        self.counts.update(prompts=sum(map(len, self.rounds)), rounds=len(self.rounds))
 
     def _answers(self, groups: list[PromptGroup], order_of: Callable[..., Any], run_all: RunAll) -> list[Answer]:
         """Return the orders of the groups of a round; sunk documents are in no prompt and come last."""
@@ -80,7 +77,7 @@ class QueryRanking:
             prompts.append([] if len(live) < 2 else shuffled or [live])
         of_round = [prompt for of_group in prompts for prompt in of_group]
         if of_round:
-            self.rounds.append(list(map(len, of_round)))
+            self.counts.update(prompts=len(of_round), rounds=1)
         outcomes = iter(run_all([partial(order_of, prompt) for prompt in of_round]))
         answers: list[Answer] = []
         for group, live, of_group in zip(groups, live_groups, prompts, strict=True):
@@ -114,14 +111,13 @@ class QueryRanking:
             )
         send = partial(budget.ask, partial(ask, str(self.qid)), self.query, [self.texts[i] for i in group])
         messages, reply = send()
-        retries = settings.retries if settings.answer.asks_again else 0
         parsed, unreadable = read_reply(
             lambda conversation: send(reminder=conversation[len(messages) :])[1],
             messages,
             reply,
             lambda reply: settings.answer.parse(reply, len(group), prompt),
             request=ANSWER_AGAIN.format(n=len(group)),
-            retries=retries,
+            retries=settings.retries,
         )
         counts = Counter(refusals=len(unreadable), retries=len(unreadable) - (parsed is None))
         if parsed is not None:

@@ -19,12 +19,9 @@ from .answer_forms import AnswerForm, Permutation
 from .backends import Reply
 from .llm_reranker import LLMReranker
 from .parsing import IncompleteReplyWarning
-from .prompt_budget import PromptBudget
 from .prompts import Message, Prompt
-from .ranker import COUNTS, Ask, QueryRanking
+from .ranker import COUNTS, QueryRanking
 from .schedules import BackToFront, Schedule
-
-REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 
 
 @dataclass(eq=False, repr=False)
@@ -72,18 +69,16 @@ class RankGPT(LLMReranker):
             self-consistency, Tang et al. 2024). 0 presents each group once, in the given order.
         seed: the random seed of the shuffles.
         concurrency: the number of prompts sent at the same time, for several queries or one round of a schedule.
-        report: add columns with counts for the query of a row: `llm_prompts`; `llm_rounds`, which depend on each other;
-            `llm_missing` documents left out of replies, which keep their order below the others; `llm_duplicates`,
-            repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking; `llm_retries`,
-            calls after those; and `llm_failed` prompts without a readable reply.
         text_field: the column with the text, or a tuple of columns, joined by a space.
         text_loader: loads the text if the column is missing.
         verbose: show a progress bar.
 
     Attributes:
         coverage: how much of the documents was in the prompts of the last `transform`; None before.
-        counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
-        rounds: for each query of the last `transform`, the number of documents in each prompt of each round.
+        counts: one row per query of the last `transform`, with `qid`; `llm_prompts`; `llm_rounds`, which depend on each
+            other; `llm_missing` documents left out of replies, which keep their order below the others;
+            `llm_duplicates`, repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking;
+            `llm_retries`, calls after those; and `llm_failed` prompts without a readable reply. None before.
 
     Example:
         `bm25 >> ld.RankGPT(ld.LLMClient(ld.OpenAIBackend("gpt-4.1-mini"), cache="replies.db"))`
@@ -100,12 +95,10 @@ class RankGPT(LLMReranker):
     retries: int = argument(2, role="head", at_least=0)
     shuffles: int = argument(0, role="head", at_least=0)
     seed: int = argument(42, role="head")
-    report: bool = argument(False, role="call")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.counts: pd.DataFrame | None = None
-        self.rounds: dict[Any, list[list[int]]] | None = None
 
     def cited(self) -> list[str]:
         """Return the papers of the schedule, the answer form, the passage selector and the shuffles."""
@@ -121,48 +114,37 @@ class RankGPT(LLMReranker):
             BackendError: if the model gives no reply. Replies so far stay in the cache.
         """
         texts = self._texts(inp)
-        report = REPORT_COLUMNS if self.report else ()
         if not texts:
-            return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
-        rankings = self._rankings(inp, texts)
+            return with_scores(inp, [])
+        rankings, prompt = self._rankings(inp, texts), self._prompt
+        most = {ranking.qid: self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1) for ranking in rankings}
+        budget = self._budget(prompt, ((each.query, text) for each in rankings for text in each.texts))
 
         def ask(qid: str, messages: list[Message]) -> Reply:
-            return self.answer.ask(self.client, qid, messages, self._prompt)
+            return self.answer.ask(self.client, qid, messages, prompt)
 
-        budget = self._rank_all(rankings, ask, verbose=self.verbose)
-        scores = np.zeros(len(inp))
-        for ranking in rankings:
-            for rank, document in enumerate([*ranking.order, *range(len(ranking.texts), len(ranking.rows))]):
-                scores[ranking.rows[document]] = len(ranking.rows) - rank
-        self.rounds = {ranking.qid: ranking.rounds for ranking in rankings}
-        rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
-        self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
-        self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
-        self._note_coverage(budget, inp, texts)
-        counts_of = self.counts.set_index("qid").loc[inp["qid"].tolist()]
-        return with_scores(inp, scores, **{name: counts_of[name].to_numpy() for name in report})
-
-    @property
-    def _prompt(self) -> Prompt:
-        return self.answer.prompt if self.prompt is None else self.prompt
-
-    def _most_prompts(self, ranking: QueryRanking) -> int:
-        return self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1)
-
-    def _rank_all(self, rankings: list[QueryRanking], ask: Ask, *, verbose: bool) -> PromptBudget:
-        """Rank the documents of each query; return the budget with the excerpts that were in the prompts."""
-        budget = self._budget(self._prompt, ((each.query, text) for each in rankings for text in each.texts))
-        total = sum(map(self._most_prompts, rankings))
-        with work_bar(type(self).__name__, "prompt", total, shown=verbose) as bar:
+        with work_bar(type(self).__name__, "prompt", sum(most.values()), shown=self.verbose) as bar:
             in_parallel(
                 lambda ranking, run_all: ranking.rank(ask, budget, run_all),
                 rankings,
                 self.concurrency,
                 on_task=bar.update,
                 # Advance by the maximum number of prompts, even if a query needs fewer.
-                on_done=lambda ranking, _: bar.update(self._most_prompts(ranking) - ranking.counts["prompts"]),
+                on_done=lambda ranking, _: bar.update(most[ranking.qid] - ranking.counts["prompts"]),
             )
-        return budget
+        scores = np.zeros(len(inp))
+        for ranking in rankings:
+            for rank, document in enumerate([*ranking.order, *range(len(ranking.texts), len(ranking.rows))]):
+                scores[ranking.rows[document]] = len(ranking.rows) - rank
+        rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
+        self.counts = pd.DataFrame(rows, columns=["qid", *(f"llm_{name}" for name in COUNTS)])
+        self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
+        self._note_coverage(budget, inp, texts)
+        return with_scores(inp, scores)
+
+    @property
+    def _prompt(self) -> Prompt:
+        return self.answer.prompt if self.prompt is None else self.prompt
 
     def _rankings(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryRanking]:
         """Return the documents to rank for each query, in the order of the first stage: score, rank, row."""

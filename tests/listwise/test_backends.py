@@ -23,7 +23,6 @@ from pyterrier_longdoc.listwise import (
     HuggingFaceBackend,
     IncompleteReplyWarning,
     LLMClient,
-    MalformedReplyError,
     OpenAIBackend,
     RankGPT,
     UnreadableReplyError,
@@ -136,7 +135,6 @@ def test_a_broken_reply_is_requested_again(kind, monkeypatch):
 def test_broken_replies_raise_an_error_with_the_server_but_not_the_key(kind):
     with serving(BROKEN[kind]) as server, pytest.raises(BackendError) as caught:
         ranked(backend_at(server.url, max_retries=0), on_failure="keep")
-    assert (kind == "cut off") != isinstance(caught.value, MalformedReplyError)
     assert server.url in str(caught.value)
     assert SECRET not in str(caught.value)
 
@@ -267,7 +265,7 @@ def test_a_function_must_return_a_string_or_a_reply():
 # Models in this process, and of this process behind a server.
 
 TRANSFORMERS = Path(sys.executable).with_name("transformers")
-SILENT = {"on_failure": "keep", "retries": 1, "report": True}
+SILENT = {"on_failure": "keep", "retries": 1}
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +293,9 @@ def test_a_local_model_counts_its_tokens(causal_model):
 
 
 def test_a_local_model_without_an_answer_within_its_tokens_is_called_once(causal_model):
-    unknown = AutoTokenizer.from_pretrained(causal_model).unk_token_id  # decoded as nothing
-    others = [token for token in range(small(causal_model)._load()[0].config.vocab_size) if token != unknown]
-    client = LLMClient(HuggingFaceBackend(causal_model, parameters={"max_new_tokens": 3, "suppress_tokens": others}))
+    # Only the special token 0, which is decoded as nothing.
+    parameters = {"max_new_tokens": 3, "suppress_tokens": list(range(1, 380)), "eos_token_id": 379}
+    client = LLMClient(HuggingFaceBackend(causal_model, parameters=parameters))
     with pytest.raises(UnreadableReplyError, match="max_new_tokens"):
         ranked(client)
     assert client.calls == 1
@@ -312,7 +310,7 @@ def test_a_ranker_with_a_local_model_can_be_pickled(causal_model):
     ranker = RankGPT(LLMClient(small(causal_model)), **SILENT)
     with pytest.warns(IncompleteReplyWarning):
         out = ranker(RUN)
-    assert out[["llm_failed", "llm_refusals"]].values.tolist() == [[1, 2]] * 3
+    assert ranker.counts[["llm_failed", "llm_refusals"]].values.tolist() == [[1, 2]]
     assert ranker.client.calls == 2
     with pytest.warns(IncompleteReplyWarning):
         assert pickle.loads(pickle.dumps(ranker))(RUN).equals(out)
@@ -362,10 +360,11 @@ def test_a_server_of_transformers_can_rank(causal_model):
     client = LLMClient(backend)
     with subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}) as server:
         try:
+            ranker = RankGPT(client, concurrency=2, **SILENT)
             with pytest.warns(IncompleteReplyWarning):
-                out = RankGPT(client, concurrency=2, **SILENT)(candidates(queries=2, documents=3))
+                ranker(candidates(queries=2, documents=3))
         finally:
             server.terminate()
-    assert out["llm_refusals"].tolist() == [2] * 6
+    assert ranker.counts["llm_refusals"].tolist() == [2] * 2
     assert client.input_tokens > 20 * client.calls
     assert 0 < client.output_tokens <= 12 * client.calls

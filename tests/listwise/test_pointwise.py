@@ -8,6 +8,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise import IncompleteReplyWarning, LLMClient, Pointwise, Reply, UnreadableReplyError
+from pyterrier_longdoc.listwise.prompt_budget import Tokens
 from pyterrier_longdoc.modelling.windows import SentenceWindows
 
 from ..support.llm import GRADE, Scripted, candidates, order, worth
@@ -111,7 +112,7 @@ def test_no_prompt_is_longer_than_max_prompt_tokens(long_run):
     model = Scripted(judge)
     ranker = preselecting(model)
     ranker(long_run)
-    assert max(ranker.client.tokens.count_messages(messages) for messages in model.asked) <= 120
+    assert max(Tokens().count_messages(messages) for messages in model.asked) <= 120
 
 
 def test_coverage_names_preselect_as_the_cause_of_omitted_text(long_run):

@@ -75,7 +75,7 @@ def test_a_reply_without_a_ranking_raises_with_query_and_documents():
 def test_a_retry_shows_the_reply_and_a_reminder():
     refusal = REFUSAL * 100
     model = Scripted(refusal, " \n", "[2] > [1] > [3]")
-    ranker = RankGPT(model, report=True)
+    ranker = RankGPT(model)
     assert order(ranker(candidates(documents=3))) == ["d1", "d0", "d2"]
     first, second, third = model.asked
     assert second[:-2] == first
@@ -96,11 +96,11 @@ def test_a_retry_that_does_not_fit_the_context_is_a_failure():
 
 
 def test_report_counts_missing_duplicate_and_unknown_documents_of_each_query():
-    model = Scripted("[3] > [3] > [9]", "[1] > [2] > [3]")
+    ranker = RankGPT(Scripted("[3] > [3] > [9]", "[1] > [2] > [3]"))
     with pytest.warns(IncompleteReplyWarning):
-        out = RankGPT(model, report=True)(candidates(queries=2, documents=3))
+        ranker(candidates(queries=2, documents=3))
     columns = ["llm_missing", "llm_duplicates", "llm_unknown"]
-    assert out[columns].drop_duplicates().values.tolist() == [[2, 1, 1], [0, 0, 0]]
+    assert ranker.counts[columns].values.tolist() == [[2, 1, 1], [0, 0, 0]]
 
 
 # Permutation self-consistency.
