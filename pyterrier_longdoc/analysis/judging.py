@@ -162,9 +162,12 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": self.request.format(query=clean(query), text=clean(chunk))},
         ]
-        options: dict[str, Any] = {"request": GRADE_AGAIN, "retries": self.retries}
-        ask = partial(self.client.ask, qid)
-        grade, unreadable = read_reply(ask, messages, ask(messages), lambda reply: parse_grade(reply.text), **options)
+        grade, unreadable = read_reply(
+            lambda reminder: self.client.ask(qid, [*messages, *reminder]),
+            lambda reply: parse_grade(reply.text),
+            request=GRADE_AGAIN,
+            retries=self.retries,
+        )
         if grade is None and self.on_failure == "raise":
             failure = describe_failure("grade", unreadable)
             raise UnreadableReplyError(f"query {qid or query!r}: {failure}. Set on_failure='unjudged' to continue")

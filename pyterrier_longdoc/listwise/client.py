@@ -140,28 +140,27 @@ class AsksLLM:
 
 
 def read_reply(
-    ask: Callable[[list[Message]], Reply],
-    messages: list[Message],
-    reply: Reply,
-    parse: Callable[[Reply], Parsed | None],
-    *,
-    request: str,
-    retries: int,
+    ask: Callable[[list[Message]], Reply], parse: Callable[[Reply], Parsed | None], *, request: str, retries: int
 ) -> tuple[Parsed | None, list[Reply]]:
-    """Parse a reply, or ask again with the conversation, the reply and `request`; also return unreadable replies."""
-    unreadable: list[Reply] = []
-    while (parsed := parse(reply)) is None:
+    """Return a parsed reply (None if none is readable) and the unreadable replies before it.
+
+    `ask` sends the prompt with a reminder: none, or the unreadable replies so far, each followed by `request`.
+    """
+    reminder, unreadable = list[Message](), list[Reply]()
+    while not unreadable or (len(unreadable) <= retries and unreadable[-1].problem is None):
+        try:
+            reply = ask(reminder)
+        except ContextOverflowError:
+            if not reminder:
+                raise
+            break  # no room for a reminder
+        if (parsed := parse(reply)) is not None:
+            return parsed, unreadable
         unreadable.append(reply)
-        if reply.problem or len(unreadable) > retries:
-            break
         # Some servers refuse empty messages and messages that end in white space.
         answer = reply.text.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
-        messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": request}]
-        try:
-            reply = ask(messages)
-        except ContextOverflowError:  # no room for a reminder
-            break
-    return parsed, unreadable
+        reminder = [*reminder, {"role": "assistant", "content": answer}, {"role": "user", "content": request}]
+    return None, unreadable
 
 
 def describe_failure(what: str, unreadable: Sequence[Reply]) -> str:

@@ -90,9 +90,10 @@ class Pointwise(LLMReranker):
             UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`.
             BackendError: if the model gives no reply, or none with log-probabilities.
         """
-        pairs = self._pairs(inp)
-        if not pairs:
+        texts = self._texts(inp)
+        if not texts:
             return with_scores(inp, [])
+        pairs = list(zip(strings(inp["query"], "query"), texts, strict=True))
         budget = self._budget(self._prompt, pairs)
         qid_of = dict(zip(reversed(pairs), map(str, reversed(inp["qid"].tolist())), strict=True))
 
@@ -111,15 +112,10 @@ class Pointwise(LLMReranker):
                 f"and are ranked last for their queries (on_failure={self.on_failure!r}).",
                 IncompleteReplyWarning,
             )
-        self._note_coverage(budget, inp, [text for _, text in pairs])
+        self._note_coverage(budget, inp, texts)
         scores = pd.Series([score_of[pair] for pair in pairs])
         lowest = scores.groupby(inp["qid"].to_numpy()).transform("min")
         return with_scores(inp, scores.fillna(lowest - 1).fillna(0.0).to_numpy())
-
-    def _pairs(self, inp: pd.DataFrame) -> list[tuple[str, str]]:
-        """Return the query and text of each row."""
-        texts = self._texts(inp)
-        return list(zip(strings(inp["query"], "query"), texts, strict=True))
 
     def _prompt(self, query: str, texts: Sequence[str]) -> list[Message]:
         request = GRADED if self.grades and self.request == YES_NO else self.request
@@ -133,7 +129,7 @@ class Pointwise(LLMReranker):
         def send(messages: list[Message]) -> Reply:
             return self.client.first_token(qid, messages, digits or WORDS, self.top_logprobs)
 
-        logprobs = budget.ask(send, query, [text])[1].logprobs or {}
+        logprobs = budget.ask(send, query, [text]).logprobs or {}
         found = np.array([logprob(logprobs, word, fold=True) for word in digits or ("yes", "no")])
         if digits and np.isfinite(found).any():
             shares = np.exp(found - found.max())

@@ -94,13 +94,8 @@ class PromptBudget(Tokens):
         self._shortest: dict[tuple[str, str], Excerpt] = {}
         self._lock = threading.Lock()
 
-    def ask(
-        self, send: Send, query: str, texts: Sequence[str], *, reminder: Sequence[Message] = ()
-    ) -> tuple[list[Message], Reply]:
-        """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder.
-
-        Returns the prompt without the reminder, and the reply.
-        """
+    def ask(self, send: Send, query: str, texts: Sequence[str], reminder: Sequence[Message] = ()) -> Reply:
+        """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder."""
         key, attempts_left = (query, *texts), SHRINK_ATTEMPTS
         while True:
             # A retry with a reminder begins at the length that the server accepted.
@@ -118,7 +113,7 @@ class PromptBudget(Tokens):
                     for text, excerpt in zip(texts, excerpts, strict=True):
                         shortest = self._shortest.get((query, text), excerpt)
                         self._shortest[query, text] = min(excerpt, shortest, key=lambda candidate: candidate.tokens)
-                return messages, reply
+                return reply
 
     def coverage(self, queries: int) -> Coverage:
         """Return the coverage of all prompts so far, by the shortest excerpt for each query and text."""

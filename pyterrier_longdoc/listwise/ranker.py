@@ -11,18 +11,13 @@ from typing import Any
 
 from ..common.parallel import RunAll
 from .answer_forms import ANSWER_AGAIN
-from .backends import Reply
 from .client import describe_failure, read_reply
 from .parsing import UnreadableReplyError
 from .prompt_budget import PromptBudget
-from .prompts import Message
 from .schedules.base import Answer, PromptGroup
 
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
 """Counts for the ranking of a query, documented in `RankGPT`."""
-
-Ask = Callable[[str, list[Message]], Reply]
-"""`(qid, messages) -> reply`."""
 
 
 @dataclass(eq=False)
@@ -49,7 +44,7 @@ class QueryRanking:
     counts: Counter[str] = field(default_factory=Counter)
     failure: str = ""
 
-    def rank(self, ask: Ask, budget: PromptBudget, run_all: RunAll) -> None:
+    def rank(self, budget: PromptBudget, run_all: RunAll) -> None:
         """Rank the documents; prompts of a round run concurrently."""
         order, n = list[int](), len(self.texts)
         if n > 1:
@@ -57,7 +52,7 @@ class QueryRanking:
             try:
                 groups = next(schedule)
                 while True:
-                    groups = schedule.send(self._answers(groups, partial(self._order, ask, budget), run_all))
+                    groups = schedule.send(self._answers(groups, partial(self._order, budget), run_all))
             except StopIteration as end:
                 order = self._checked(end.value)
         # Documents left out by the schedule follow the others.
@@ -99,7 +94,7 @@ class QueryRanking:
             )
         return group
 
-    def _order(self, ask: Ask, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
+    def _order(self, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
         """Ask for an order of a group; return None if no reply is readable."""
         settings, prompt = self.settings, budget.prompt
         limit = settings.answer.max_documents(prompt)
@@ -109,12 +104,9 @@ class QueryRanking:
                 f"at most {limit}: use smaller prompts, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
                 f"top_logprobs="
             )
-        send = partial(budget.ask, partial(ask, str(self.qid)), self.query, [self.texts[i] for i in group])
-        messages, reply = send()
+        send = partial(settings.answer.ask, settings.client, str(self.qid), prompt=prompt)
         parsed, unreadable = read_reply(
-            lambda conversation: send(reminder=conversation[len(messages) :])[1],
-            messages,
-            reply,
+            partial(budget.ask, send, self.query, [self.texts[document] for document in group]),
             lambda reply: settings.answer.parse(reply, len(group), prompt),
             request=ANSWER_AGAIN.format(n=len(group)),
             retries=settings.retries,

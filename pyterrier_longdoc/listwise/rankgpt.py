@@ -16,10 +16,9 @@ from ..common.parallel import in_parallel
 from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import AnswerForm, Permutation
-from .backends import Reply
 from .llm_reranker import LLMReranker
 from .parsing import IncompleteReplyWarning
-from .prompts import Message, Prompt
+from .prompts import Prompt
 from .ranker import COUNTS, QueryRanking
 from .schedules import BackToFront, Schedule
 
@@ -116,16 +115,12 @@ class RankGPT(LLMReranker):
         texts = self._texts(inp)
         if not texts:
             return with_scores(inp, [])
-        rankings, prompt = self._rankings(inp, texts), self._prompt
+        rankings = self._rankings(inp, texts)
         most = {ranking.qid: self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1) for ranking in rankings}
-        budget = self._budget(prompt, ((each.query, text) for each in rankings for text in each.texts))
-
-        def ask(qid: str, messages: list[Message]) -> Reply:
-            return self.answer.ask(self.client, qid, messages, prompt)
-
+        budget = self._budget(self._prompt, ((each.query, text) for each in rankings for text in each.texts))
         with work_bar(type(self).__name__, "prompt", sum(most.values()), shown=self.verbose) as bar:
             in_parallel(
-                lambda ranking, run_all: ranking.rank(ask, budget, run_all),
+                lambda ranking, run_all: ranking.rank(budget, run_all),
                 rankings,
                 self.concurrency,
                 on_task=bar.update,
