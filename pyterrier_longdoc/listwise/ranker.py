@@ -88,10 +88,8 @@ class QueryRanking:
     def _checked(self, group: PromptGroup) -> PromptGroup:
         n = len(self.texts)
         if len(set(group)) < len(group) or not set(group) <= set(range(n)):
-            raise ValueError(
-                f"schedule={self.settings.schedule!r} returned {group!r}: it must return distinct documents of 0 to "
-                f"{n - 1}"
-            )
+            rule = f"it must return distinct documents of 0 to {n - 1}"
+            raise ValueError(f"schedule={self.settings.schedule!r} returned {group!r}: {rule}")
         return group
 
     def _order(self, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:

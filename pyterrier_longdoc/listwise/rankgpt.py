@@ -31,9 +31,6 @@ class RankGPT(LLMReranker):
     see `pyterrier_longdoc.listwise.schedules`. It reads 512 tokens of each document, the FirstP variant of Boytsov et
     al. 2025; with `max_doc_len=None` all of it, their LongP variant. Prompt and parser are this package's.
 
-    With `preselect`, the model reads the best passages of a document for the query instead of its beginning. They are
-    in document order, with `[...]` for omitted text, and limited by `max_doc_len` and `max_prompt_tokens`.
-
     The input has `qid, query, docno` and the text column(s). The initial order of a query is by descending `score`,
     ascending `rank`, and order of the rows. Rows, columns and index stay the same, with new `score` (n for the best of
     n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are one document. A reply
@@ -45,8 +42,9 @@ class RankGPT(LLMReranker):
         schedule: selects the documents of each prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
             another one of `pyterrier_longdoc.listwise.schedules`, or your own.
         top_k: the number of documents to rerank per query; the others keep their order below. None for all.
-        preselect: selects at most `k` passages of a document for each query: `FirstK`, `BM25Windows`,
-            `EmbeddingWindows` or `CrossEncoderWindows`.
+        preselect: selects at most `k` passages of a document for each query instead of its beginning: `FirstK`,
+            `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. They are in document order, with `[...]` for
+            omitted text.
         windows: the passages from which `preselect` selects, in tokens that are words and punctuation marks. Default:
             as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
         max_doc_len: the maximum number of tokens of a document in a prompt; None for all, at higher cost.

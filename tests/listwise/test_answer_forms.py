@@ -71,18 +71,16 @@ def test_a_prompt_with_numbers_is_answered_by_numbers():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "documents"),
-    [({"answer": FirstToken(), "prompt": IN_NUMBERS}, 10), ({"answer": FirstToken(top_logprobs=5)}, 8)],
-    ids=["numbers of one digit", "top_logprobs"],
+    ("arguments", "documents", "rule"),
+    [
+        ({"answer": FirstToken(), "prompt": IN_NUMBERS}, 10, "at most 9"),
+        ({"answer": FirstToken(top_logprobs=5)}, 8, "at most 5"),
+        ({"prompt": ListwisePrompt(identifiers="letters")}, 2, "identifiers="),
+    ],
 )
-def test_more_documents_than_first_tokens_are_refused(arguments, documents):
-    with pytest.raises(ValueError, match="at most"):
+def test_prompts_that_the_answer_form_cannot_order_are_refused(arguments, documents, rule):
+    with pytest.raises(ValueError, match=rule):
         RankGPT(by_number, **arguments)(candidates(documents=documents))
-
-
-def test_identifiers_that_are_letters_need_the_first_token_answer():
-    with pytest.raises(ValueError, match="identifiers="):
-        RankGPT(by_number, prompt=ListwisePrompt(identifiers="letters"))
 
 
 @pytest.mark.parametrize(

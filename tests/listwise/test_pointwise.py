@@ -93,29 +93,13 @@ def test_wrong_arguments_are_refused_by_name(name, value):
         Pointwise(judge, **{name: value})
 
 
-@pytest.fixture
-def long_run():
-    """Candidates with filler on both sides of what counts."""
+def test_preselect_shows_the_best_passages_within_the_limits():
     run = candidates(documents=3).assign(query="document about topic")
-    return run.assign(text="Filler goes first. " * 60 + run["text"] + ". " + "Filler goes last. " * 60)
-
-
-def preselecting(llm):
-    return Pointwise(llm, preselect=ld.BM25Windows(1), windows=SentenceWindows(max_tokens=20), max_prompt_tokens=120)
-
-
-def test_preselect_shows_the_best_passages(long_run):
-    assert preselecting(judge)(long_run)["score"].tolist() == judged(long_run)
-
-
-def test_no_prompt_is_longer_than_max_prompt_tokens(long_run):
+    run["text"] = "Filler goes first. " * 60 + run["text"] + ". " + "Filler goes last. " * 60
     model = Scripted(judge)
-    ranker = preselecting(model)
-    ranker(long_run)
+    ranker = Pointwise(
+        model, preselect=ld.BM25Windows(1), windows=SentenceWindows(max_tokens=20), max_prompt_tokens=120
+    )
+    assert ranker(run)["score"].tolist() == judged(run)
     assert max(Tokens().count_messages(messages) for messages in model.asked) <= 120
-
-
-def test_coverage_names_preselect_as_the_cause_of_omitted_text(long_run):
-    ranker = preselecting(judge)
-    ranker(long_run)
     assert list(ranker.coverage.truncated) == [f"preselect={ranker.preselect!r}"]
