@@ -30,8 +30,8 @@ from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
 from ..common.warnings import warn, warn_of_inputs
-from ..listwise.client import AsksLLM, read_reply
-from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, without_reasoning
+from ..listwise.client import AsksLLM, describe_failure, read_reply
+from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, final_answer
 from ..listwise.prompts import Message, check_template, clean
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.tokens import TokenizedText, tokenized
@@ -87,7 +87,7 @@ def parse_grade(reply: str) -> int | None:
         >>> parse_grade("I cannot judge this (see rule 3).") is None
         True
     """
-    text = unicodedata.normalize("NFKC", without_reasoning(reply))
+    text = unicodedata.normalize("NFKC", final_answer(reply))
     if bare := _BARE.fullmatch(text):
         return int(bare[1])
     matches = _GRADE.findall(text)
@@ -162,12 +162,15 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": self.request.format(query=clean(query), text=clean(chunk))},
         ]
-        options: dict[str, Any] = {"request": GRADE_AGAIN, "retries": self.retries}
-        ask = partial(self.client.ask, qid)
-        grade, unreadable = read_reply(ask, messages, ask(messages), lambda reply: parse_grade(reply.text), **options)
+        grade, unreadable = read_reply(
+            lambda reminder: self.client.ask(qid, [*messages, *reminder]),
+            lambda reply: parse_grade(reply.text),
+            request=GRADE_AGAIN,
+            retries=self.retries,
+        )
         if grade is None and self.on_failure == "raise":
-            failure = f"query {qid or query!r}: no grade after {self.retries} retries in {unreadable[-1].text[:200]!r}"
-            raise UnreadableReplyError(f"{failure}: set on_failure='unjudged' to continue without it")
+            failure = describe_failure("grade", unreadable)
+            raise UnreadableReplyError(f"query {qid or query!r}: {failure}. Set on_failure='unjudged' to continue")
         return UNJUDGED if grade is None else grade
 
     def chunks(self, text: str) -> list[tuple[int, int]]:

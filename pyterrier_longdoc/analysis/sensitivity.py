@@ -213,9 +213,8 @@ def _spans(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
     spans = spans.assign(query=spans["qid"].map(queries)).dropna(subset="query")
     duplicates = spans["docno"][spans.duplicated(["qid", "docno"])].tolist()
     if duplicates or not len(spans):
-        raise ValueError(
-            f"gold must have one passage per document of the topics: it has {len(spans)}, several for {duplicates[:5]}"
-        )
+        problem = f"it has several for {duplicates[:5]}" if duplicates else "it has none for their qids"
+        raise ValueError(f"gold must have one passage per document of the topics: {problem}")
     return spans
 
 

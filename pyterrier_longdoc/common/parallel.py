@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -21,16 +21,15 @@ def in_parallel(
     *,
     on_task: Callable[[], Any] = lambda: None,
     on_done: Callable[[Item, Result], Any] = lambda item, result: None,
-    stop: Event | None = None,
 ) -> list[Result]:
     """Return `work(item, run_all)` for each item; `run_all` runs tasks in `concurrency` threads.
 
     As many items are processed at the same time. `on_task` is called after each task and `on_done` after each item, by
-    one thread at a time. After an error or Ctrl-C, no further task starts and `stop` is set, which can end the pauses
-    of tasks; running tasks are finished, because their replies are paid for. Then the first error is raised.
+    one thread at a time. After an error or Ctrl-C, no further task starts; running tasks are finished, because their
+    replies are paid for. Then the first error is raised.
     """
     errors: list[BaseException] = []
-    lock, stop = Lock(), stop or Event()
+    lock = Lock()
 
     def unless_error(call: Callable[[], Any]) -> Any:
         if errors:
@@ -38,8 +37,7 @@ def in_parallel(
         try:
             return call()
         except BaseException as error:
-            errors.append(error)  # before `stop`, because it can cause other errors
-            stop.set()
+            errors.append(error)
             raise
 
     def finish(task: Callable[[], Any]) -> Any:
@@ -63,6 +61,5 @@ def in_parallel(
             return list(of_items.map(run, items))
         except BaseException as error:  # noqa: BLE001 - including Ctrl-C
             errors.append(error)
-            stop.set()
     # Not inside "except", where the error would contain another one, possibly with a request and its key.
     raise errors[0]

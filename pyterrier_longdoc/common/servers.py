@@ -1,19 +1,12 @@
-"""Models on servers: retries, and addresses, keys and errors without secrets."""
+"""Models on servers: addresses, keys and errors without secrets."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
-
-from .files import import_extra
-
-_LONGEST_WAIT = 120.0
-"""Maximum pause before a retry in seconds, whatever the server requests."""
 
 _OVERFLOW = re.compile(
     r"context[ _](?:length|window|size|limit)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
@@ -31,46 +24,11 @@ _HOLDERS = re.compile(r"headers$|^extraquery$")
 
 
 class BackendError(RuntimeError):
-    """A model gave no reply: wrong key, bad request, outage or time-out."""
-
-
-class OutageError(BackendError):
-    """A server was busy, failed or did not answer, which can be temporary.
-
-    Attributes:
-        after: the pause requested by the server in seconds; None if it requests none.
-    """
-
-    after: float | None = None
-
-
-class MalformedReplyError(BackendError):
-    """The reply of the server does not conform to its API."""
+    """A model gave no usable reply: wrong key, bad request, outage, time-out or no log-probabilities."""
 
 
 class ContextOverflowError(BackendError):
     """The prompt, or a query with its window, has more tokens than the model allows."""
-
-
-def retrying(max_retries: int, *temporary: type[BackendError], ended: Event | None = None) -> Any:
-    """Return a retrier that calls a function again, with growing pauses, while it raises a temporary error.
-
-    After `max_retries` retries, the last error is raised. Once `ended` is set, there are no further calls or pauses.
-    """
-    tenacity = import_extra("tenacity", "llm", "this needs tenacity")
-    growing, ended = tenacity.wait_random_exponential(multiplier=0.5, max=8), ended or Event()
-
-    def wait(state: Any) -> float:
-        after: float | None = getattr(state.outcome.exception(), "after", None)
-        return growing(state) if after is None else min(after, _LONGEST_WAIT)
-
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(temporary),
-        stop=tenacity.stop_after_attempt(max_retries + 1) | tenacity.stop_when_event_set(ended),
-        sleep=tenacity.sleep_using_event(ended),
-        wait=wait,
-        reraise=True,
-    )
 
 
 def check_parameters(parameters: Mapping[str, Any], *reserved: str, cure: str) -> None:
@@ -90,14 +48,6 @@ def _secrets_in(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for inner in value:
             yield from _secrets_in(inner)
-
-
-def key_in(variable: str, model: str) -> str:
-    """Return the key in an environment variable; raise BackendError if it is not set."""
-    key = os.environ.get(variable)
-    if not key:
-        raise BackendError(f"{model}: set the environment variable {variable} to the server's key")
-    return key
 
 
 def without_secrets(url: Any) -> str:

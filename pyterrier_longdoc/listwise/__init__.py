@@ -7,11 +7,10 @@ from .backends import (
     CallableBackend,
     ContextOverflowError,
     HuggingFaceBackend,
-    MalformedReplyError,
     OpenAIBackend,
     Reply,
 )
-from .client import LLMClient, NoLogprobsError, NotInCacheError
+from .client import LLMClient, NotInCacheError
 from .parsing import IncompleteReplyWarning, UnreadableReplyError
 from .pointwise import Pointwise
 from .prompts import ListwisePrompt
@@ -30,8 +29,7 @@ from .schedules import (
 
 __all__ = [
     "BackToFront", "Backend", "BackendError", "CallableBackend", "ContextOverflowError", "FirstToken",
-    "HuggingFaceBackend", "IncompleteReplyWarning", "LLMClient", "ListwisePrompt", "MalformedReplyError",
-    "NoLogprobsError", "NotInCacheError", "OpenAIBackend", "PairwiseAll", "PairwiseBubble", "ParallelBlocks",
-    "Permutation", "Pointwise", "RankGPT", "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion", "TopDown",
-    "Tournament", "UnreadableReplyError",
+    "HuggingFaceBackend", "IncompleteReplyWarning", "LLMClient", "ListwisePrompt", "NotInCacheError",
+    "OpenAIBackend", "PairwiseAll", "PairwiseBubble", "ParallelBlocks", "Permutation", "Pointwise", "RankGPT",
+    "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion", "TopDown", "Tournament", "UnreadableReplyError",
 ]  # fmt: skip

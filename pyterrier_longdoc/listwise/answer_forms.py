@@ -6,7 +6,7 @@ import math
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..common.arguments import argument, validate
@@ -27,7 +27,6 @@ class AnswerForm(Cited, ABC):
     """Asks a model for an order of documents and reads its answer."""
 
     prompt: ListwisePrompt  # the default prompt of `RankGPT`
-    asks_again: bool  # whether another call can help after an unreadable reply
 
     @abstractmethod
     def check(self, client: LLMClient, prompt: Prompt) -> None:
@@ -51,7 +50,6 @@ class Permutation(ReprMixin, AnswerForm):
     """Any model writes the numbers of all documents, best first: `[2] > [1]` (Sun et al. 2023)."""
 
     prompt = ListwisePrompt()
-    asks_again = True
 
     def check(self, client: LLMClient, prompt: Prompt) -> None:
         if names(prompt) == string.ascii_uppercase:
@@ -96,7 +94,6 @@ class FirstToken(ReprMixin, AnswerForm):
             "its letter and nothing else."
         ),
     )
-    asks_again = False
 
     def __post_init__(self) -> None:
         validate(self)
@@ -108,7 +105,8 @@ class FirstToken(ReprMixin, AnswerForm):
         return min(len(names(prompt)), self.top_logprobs)
 
     def ask(self, client: LLMClient, qid: str, messages: list[Message], prompt: Prompt) -> Reply:
-        return client.first_token(qid, messages, names(prompt), self.top_logprobs)
+        reply = client.first_token(qid, messages, names(prompt), self.top_logprobs)
+        return replace(reply, problem=f"its first token {reply.text!r} is no document and none has a log-probability")
 
     def parse(self, reply: Reply, n: int, prompt: Prompt) -> ParsedReply | None:
         """Return the order by descending log-probability; documents without one come last in their order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -13,18 +15,19 @@ from ..common.files import folder_digest, import_extra
 from ..common.servers import (
     BackendError,
     ContextOverflowError,
-    MalformedReplyError,
     check_parameters,
     error_text,
     is_too_long,
-    key_in,
     redact,
     without_secrets,
 )
+from .parsing import final_answer
 from .prompts import Message
 
 # One lock for all local models, because a lock per model could not be pickled.
 _GENERATING = threading.Lock()
+
+OUT_OF_TOKENS = "it ended at the limit of tokens before an answer began: raise {} in parameters="
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,14 @@ class Reply:
         output_tokens: the number of generated tokens, including reasoning; None if the backend does not report it.
         logprobs: natural log-probabilities of the most likely first tokens, by text; None unless `first_token` was
             called and the backend returns them.
+        problem: why there is no answer in the reply and another call would not help, and the cure; None otherwise.
     """
 
     text: str
     input_tokens: int | None = None
     output_tokens: int | None = None
     logprobs: Mapping[str, float] | None = None
+    problem: str | None = None
 
 
 class Backend(Protocol):
@@ -107,8 +112,8 @@ class OpenAIBackend:
     """A model on an OpenAI-compatible server: OpenAI, Anthropic, vLLM, SGLang, Ollama, llama.cpp or a gateway.
 
     The `openai` client retries after time-outs, rate limits (429) and server errors, with exponential back-off up to 8
-    seconds, jitter, and the server's Retry-After (up to two minutes). A wrong key, a bad request or a malformed reply
-    ends the run at once.
+    seconds, jitter, and the server's Retry-After (up to two minutes). A malformed reply is requested again, too. A
+    wrong key or a bad request ends the run at once.
 
     Args:
         model: the name of the model on the server.
@@ -182,22 +187,28 @@ class OpenAIBackend:
 
     def _connect(self, openai: Any) -> Any:
         if self._connection is None:
+            variable = self.key_variable or ("OPENAI_API_KEY" if self.base_url is None else None)
             # Other servers often require some key, but must not get OpenAI's.
-            key = None if self.base_url is None else "no-key"
-            if self.key_variable is not None:
-                key = key_in(self.key_variable, self.model)
+            key = os.environ.get(variable) if variable else "no-key"
+            if not key:
+                raise BackendError(
+                    f"{self.model}: set the environment variable {variable} to the server's key, or name another "
+                    f"variable by key_variable="
+                )
             options = {"timeout": self.timeout, "max_retries": self.max_retries}
             self._connection = openai.OpenAI(base_url=self.base_url, api_key=key, **options)
         return self._connection
 
     def _request(self, client: Any, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Reply:
         completions = client.chat.completions.with_raw_response
-        raw = completions.create(model=self.model, messages=list(messages), **parameters)
-        try:
-            return _reply_of(raw.parse())
-        except (AttributeError, LookupError, TypeError, ValueError):
-            message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
-        raise MalformedReplyError(redact(f"{self.model}: {message}", client.api_key))
+        for attempt in range(self.max_retries + 1):
+            time.sleep(attempt / 2)
+            raw = completions.create(model=self.model, messages=list(messages), **parameters)
+            try:
+                return _reply_of(raw.parse())
+            except (AttributeError, LookupError, TypeError, ValueError):
+                message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
+        raise BackendError(redact(f"{self.model}: {message}", client.api_key))
 
 
 def _reply_of(answer: Any) -> Reply:
@@ -209,7 +220,15 @@ def _reply_of(answer: Any) -> Reply:
     # Of several tokens with the same text, the first and most likely one counts.
     logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
     requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-    return Reply(text, requested, answered, logprobs=logprobs)
+    problem = None
+    if logprobs is None and not final_answer(text).strip():
+        if choice.finish_reason == "length":
+            problem = OUT_OF_TOKENS.format("max_tokens")
+        elif getattr(choice.message, "tool_calls", None):
+            problem = "it only calls tools: remove them from parameters="
+        elif any(getattr(choice.message, name, None) for name in ("reasoning_content", "reasoning")):
+            problem = "it only has reasoning and no content: change the server's reasoning parser"
+    return Reply(text, requested, answered, logprobs, problem)
 
 
 @dataclass(eq=False, repr=False)
@@ -261,7 +280,10 @@ class HuggingFaceBackend:
             model, tokenizer, inputs, length = self._prepare(messages, self.parameters.get("max_new_tokens", 1))
             generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
             answer = generated[0, length:]
-            return Reply(tokenizer.decode(answer, skip_special_tokens=True), length, len(answer))
+            text, limit = tokenizer.decode(answer, skip_special_tokens=True), self.parameters.get("max_new_tokens")
+            is_out_of_tokens = len(answer) == limit and not final_answer(text).strip()
+            problem = OUT_OF_TOKENS.format("max_new_tokens") if is_out_of_tokens else None
+            return Reply(text, length, len(answer), problem=problem)
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
         """Return the exact log-probabilities of the words, in one forward pass.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +16,6 @@ from ..common.store import Store
 from .backends import Backend, CallableBackend, Reply
 from .prompt_budget import Tokens
 from .prompts import Message
-
-ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
-"""Settings of backends that limit the number of generated tokens."""
 
 REPEATED_CHARACTERS = 2000
 """Maximum number of characters of an unreadable reply that are repeated in the reminder."""
@@ -40,10 +36,6 @@ class NotInCacheError(LookupError):
     """The cache has no reply to a prompt, and `replay_only` is set."""
 
 
-class NoLogprobsError(BackendError):
-    """A model replied without log-probabilities."""
-
-
 class LLMClient:
     """Calls a model through a replay cache and counts its calls and tokens; can be shared by rerankers and judges.
 
@@ -52,25 +44,16 @@ class LLMClient:
         cache: a SQLite file of replies, found by a hash of model, settings and messages; API keys and addresses are not
             stored. Several threads and processes can use it. A reply is stored before it is used, so that none is lost
             when a run is stopped. None for no cache.
-        tokenizer: counts tokens that the backend does not report: a Hugging Face tokenizer or its name, a tiktoken
-            encoding or a function; None counts four characters as one token.
         replay_only: read all replies from the cache, without key or network.
 
     Attributes:
         calls: the number of replies of the model so far, without those of the cache.
         cached: the number of replies of the cache so far.
-        input_tokens: the tokens of the prompts of `calls`.
-        output_tokens: the tokens generated for `calls`, including reasoning.
+        input_tokens: the tokens of the prompts of `calls`; four characters count as one if the backend reports none.
+        output_tokens: the tokens generated for `calls`, including reasoning, counted in the same way.
     """
 
-    def __init__(
-        self,
-        llm: Any,
-        *,
-        cache: str | Path | None = None,
-        tokenizer: Any = None,
-        replay_only: bool = False,
-    ) -> None:
+    def __init__(self, llm: Any, *, cache: str | Path | None = None, replay_only: bool = False) -> None:
         if isinstance(llm, str):
             raise ValueError(
                 f"llm={llm!r} must be a backend: ld.OpenAIBackend({llm!r}) for a model on a server, or "
@@ -86,19 +69,14 @@ class LLMClient:
             )
         self.cache = None if cache is None else Store(cache)
         self.calls = self.cached = self.input_tokens = self.output_tokens = 0
-        self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
-        self._locks: dict[str, threading.Lock] = {}
 
     def __repr__(self) -> str:
         return f"LLMClient({self.backend!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_locks": {}}
-
     def ask(self, qid: str, messages: Sequence[Message]) -> Reply:
         """Return the reply of the cache or else the model, and count it; the qid is for errors."""
-        return self._reply(qid, messages, self.backend, self.backend.settings)
+        return self._reply(qid, messages, self.backend, {})
 
     def first_token(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
         """Return a reply, like `ask`, with log-probabilities of its first token.
@@ -106,58 +84,45 @@ class LLMClient:
         They are for each of `words`, or for the `top_logprobs` most likely tokens of the server.
         """
         backend: Any = self.backend
-        parameters = {name: value for name, value in backend.settings.items() if name not in ANSWER_BOUNDS}
-        settings = {**parameters, "max_tokens": 1, "top_logprobs": top_logprobs, "words": list(words)}
 
         def send(messages: Sequence[Message]) -> Reply:
             reply: Reply = backend.first_token(messages, words, top_logprobs)
             if not reply.logprobs:
-                raise NoLogprobsError(
+                raise BackendError(
                     f"the model {backend.model!r} or its server did not return log-probabilities: {LOGPROBS_FROM}"
                 )
             return reply
 
-        return self._reply(qid, messages, send, settings)
+        return self._reply(qid, messages, send, {"top_logprobs": top_logprobs, "words": list(words)})
 
     def _reply(
         self,
         qid: str,
         messages: Sequence[Message],
         send: Callable[[Sequence[Message]], Reply],
-        settings: Mapping[str, Any],
+        settings: dict[str, Any],
     ) -> Reply:
         """Return the reply to these messages with these settings, from the cache or else from `send`."""
-        content = json.dumps([self.backend.model, dict(settings), list(messages)], sort_keys=True)
-        key = hashlib.sha256(content.encode()).hexdigest()
-        # With a cache, equal prompts of concurrent queries are only paid for once.
-        with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
-            entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
-            if entry is not None:
-                with _COUNTING:
-                    self.cached += 1
-                return Reply(**entry)
-            if self.replay_only:
-                raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
-            reply = self._counted(messages, send(messages))
-            if self.cache is not None:
-                self.cache.put_many({key: asdict(reply)})
-        return reply
-
-    def _counted(self, messages: Sequence[Message], reply: Reply) -> Reply:
-        """Count a new reply; tokens that the backend does not report are counted by `tokenizer`."""
+        identity = [self.backend.model, {**self.backend.settings, **settings}, list(messages)]
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        found = {} if self.cache is None else self.cache.get_many([key], lambda stored: Reply(**stored))
+        if found:
+            with _COUNTING:
+                self.cached += 1
+            return found[key]
+        if self.replay_only:
+            raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
+        reply = send(messages)
         # Models can generate lone surrogates, which servers refuse in the reminder that repeats the reply.
         reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
-        tokens_in = self.tokens.count_messages(messages) if reply.input_tokens is None else reply.input_tokens
-        tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
+        tokens = Tokens()
         with _COUNTING:
-            self.calls, self.input_tokens = self.calls + 1, self.input_tokens + tokens_in
-            self.output_tokens += tokens_out
-        return replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
-
-
-def _entry(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the cache; LookupError if a field is missing."""
-    return {f.name: stored[f.name] for f in fields(Reply)}
+            self.calls += 1
+            self.input_tokens += tokens.count_messages(messages) if reply.input_tokens is None else reply.input_tokens
+            self.output_tokens += tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
+        if self.cache is not None:
+            self.cache.put_many({key: asdict(reply)})
+        return reply
 
 
 class AsksLLM:
@@ -175,25 +140,30 @@ class AsksLLM:
 
 
 def read_reply(
-    ask: Callable[[list[Message]], Reply],
-    messages: list[Message],
-    reply: Reply,
-    parse: Callable[[Reply], Parsed | None],
-    *,
-    request: str,
-    retries: int,
+    ask: Callable[[list[Message]], Reply], parse: Callable[[Reply], Parsed | None], *, request: str, retries: int
 ) -> tuple[Parsed | None, list[Reply]]:
-    """Parse a reply, or ask again with the conversation, the reply and `request`; also return unreadable replies."""
-    unreadable: list[Reply] = []
-    while (parsed := parse(reply)) is None:
+    """Return a parsed reply (None if none is readable) and the unreadable replies before it.
+
+    `ask` sends the prompt with a reminder: none, or the unreadable replies so far, each followed by `request`.
+    """
+    reminder, unreadable = list[Message](), list[Reply]()
+    while not unreadable or (len(unreadable) <= retries and unreadable[-1].problem is None):
+        try:
+            reply = ask(reminder)
+        except ContextOverflowError:
+            if not reminder:
+                raise
+            break  # no room for a reminder
+        if (parsed := parse(reply)) is not None:
+            return parsed, unreadable
         unreadable.append(reply)
-        if len(unreadable) > retries:
-            break
         # Some servers refuse empty messages and messages that end in white space.
         answer = reply.text.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
-        messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": request}]
-        try:
-            reply = ask(messages)
-        except ContextOverflowError:  # no room for a reminder
-            break
-    return parsed, unreadable
+        reminder = [*reminder, {"role": "assistant", "content": answer}, {"role": "user", "content": request}]
+    return None, unreadable
+
+
+def describe_failure(what: str, unreadable: Sequence[Reply]) -> str:
+    """Return a part of a message: no reply has `what`, and why or what the last one has instead."""
+    problem = unreadable[-1].problem or repr(unreadable[-1].text[:200])
+    return f"no {what} in the reply after {len(unreadable) - 1} retries: {problem}"

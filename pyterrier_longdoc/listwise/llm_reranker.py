@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import argument, arguments_of, validate
+from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.citations import papers_of
 from ..common.coverage import Coverage
 from ..common.files import full_name
@@ -71,6 +71,7 @@ class LLMReranker(AsksLLM, NotebookMixin, pt.Transformer):
         validate(self)
         self.tokenizer = full_name(self.tokenizer)
         field_names(self.text_field)
+        check_type(Windows, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         check_preselection(self.preselect, self.windows)
 
     def _budget(self, prompt: Prompt, pairs: Iterable[tuple[str, str]]) -> PromptBudget:

@@ -14,8 +14,11 @@ _LIST = re.compile(r"^[^\S\n]*\[\s*([\"']?)\d+\1\s*(?:,\s*([\"']?)\d+\2\s*)+\][^
 _DIGITS = re.compile(r"\d+")
 _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_ANSWER_OPEN = re.compile(r"<(?:final_)?(?:answer|output|ranking|result)>", re.IGNORECASE)
+_ANSWER_CLOSE = re.compile(r"</(?:final_)?(?:answer|output|ranking|result)>", re.IGNORECASE)
 _BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
 _FENCE = re.compile(r"```(?:json|text)?", re.IGNORECASE)
+_OBJECT = re.compile(r"\{\s*\"[^\"{}]*\"\s*:([^{}]*)\}")  # a JSON object with one key
 _DECORATION = re.compile(r"[*_`\"']")
 _BULLET = r"(?:[-*•][ \t]*|\d{1,4}[.):][ \t]*)?"
 _LINKS = {
@@ -26,7 +29,12 @@ _LINKS = {
 # Allowed before or after a ranking, including the next id of a truncated reply.
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
-_ANNOUNCED = re.compile(rf"(?::|<\w+>)\s*{_BULLET}\[?\s*\Z")
+_ANNOUNCED = re.compile(rf":\s*{_BULLET}\[?\s*\Z")
+_WORST_FIRST = re.compile(
+    r"\b(?:least|worst|lowest)(?:[ -](?!most|best|highest)\w+){0,4},?[ -]"
+    r"(?:first|(?:to|-?>|\u2192)[ -](?:the )?(?:most|best|highest))\b|\b(?:ascending|increasing) (?:order|relevance)",
+    re.IGNORECASE,
+)
 # Said by the model, or at the start of a sentence; "I can't find" and "I can't be sure, but here is:" are none.
 _REFUSAL = re.compile(
     r"(?:\b(?:I|we)\b(?:['\u2019]m)?(?: \w+){0,3}? |(?:\A|[.!?\n])\W{0,9})"
@@ -59,23 +67,24 @@ class ParsedReply:
     unknown: int
 
 
-def without_reasoning(reply: str) -> str:
-    """Return the reply after its reasoning block; empty if the reply ends within the block."""
+def final_answer(reply: str) -> str:
+    """Return the reply after its reasoning, or the content of its last `<answer>`; empty without either."""
     # Chat templates often contain the opening tag, so that only the closing one is in the reply.
-    answer = _THINK_CLOSE.split(reply)[-1]
-    return _THINK_OPEN.split(answer)[0]
+    answer = _THINK_OPEN.split(_THINK_CLOSE.split(reply)[-1])[0]
+    return _ANSWER_CLOSE.split(_ANSWER_OPEN.split(answer)[-1])[0]
 
 
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """Read a ranking of `n` documents with the ids 1..n.
 
-    A ranking is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that only
-    has ids can also separate them by spaces or commas. In a longer reply, a ranking must be on separate lines, or be a
-    chain of `>` with more than half of the documents. It must also begin the reply, follow a colon, or have all
-    documents (within a sentence, more than two). Text after `I can't` and similar phrases is ignored. These rules
-    exclude `the passages [1] and [2]`, a quotation of the request's `[2] > [1]`, and `policy 3.2`. Of several rankings,
-    the last one with the most documents counts. Returns None for a reply without a ranking: a refusal, prose, an empty
-    or truncated reply.
+    A ranking is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`, also as the only
+    value of an object; a single id counts if it is alone on its line. A reply that only has ids can also separate them
+    by spaces or commas. In a longer reply, a ranking must be on separate lines, or be a chain of `>` with more than
+    half of the documents. It must also begin the reply, follow a colon, or have all documents (within a sentence, more
+    than two). Text after `I can't` and similar phrases is ignored. These rules exclude `the passages [1] and [2]`, a
+    quotation of the request's `[2] > [1]`, and `policy 3.2`. Of several rankings, the last one with the most documents
+    counts. Returns None for a reply without a ranking: a refusal, prose, an empty or truncated reply, or one that says
+    that the least relevant document is first, because words and `>` then contradict each other.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -83,7 +92,10 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         >>> parse_ranking("I can't rank these 5 passages (policy 3.2)", 5) is None
         True
     """
-    text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
+    text = _FENCE.sub("\n", unicodedata.normalize("NFKC", final_answer(reply)).translate(_BRACKETS))
+    text = _OBJECT.sub(r"\n\1\n", text)
+    if _WORST_FIRST.search(_DECORATION.sub("", text)):
+        return None
     first_bracket = text.find("[")
     begins_bare = _is_bare(text[: min(first_bracket, _LONGEST_GAP + 1)])
     refusal = _REFUSAL.search(text)
@@ -129,7 +141,7 @@ def _chains(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
         suffix = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
         on_own_lines = _is_bare(prefix) and _is_bare(suffix)
         in_prose = set(separators) == {"arrow"} and 2 * len(ids) > n
-        if (on_own_lines or in_prose) and (len(ids) > 1 or (only_ids and len(matches) == 1)):
+        if (on_own_lines or in_prose) and (len(ids) > 1 or len(matches) == 1):
             yield ids[0].start(), [_number(match[1]) for match in ids], on_own_lines
         start = end
 

@@ -61,7 +61,7 @@ class Pointwise(LLMReranker):
         top_logprobs: the number of log-probabilities to request from a server; OpenAI returns at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
         max_prompt_tokens: as for `RankGPT`; the model's context minus one.
-        on_failure: what to do if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"` to
+        on_failure: what to do if yes or no is not among the log-probabilities: `"raise"`, or `"last"` to
             score the document one below the lowest score of its query (0 if there is none).
 
     Attributes:
@@ -77,7 +77,7 @@ class Pointwise(LLMReranker):
     request: str = argument(YES_NO, role="input")
     grades: int | None = argument(None, role="head", at_least=2, at_most=10)
     top_logprobs: int = argument(20, role="head", at_least=1)
-    on_failure: str = argument("raise", role="head", choices=("raise", "nan-free-bottom"))
+    on_failure: str = argument("raise", role="head", choices=("raise", "last"))
 
     def cited(self) -> list[str]:
         """Return the papers of this transformer, its grades and its passage selector."""
@@ -87,13 +87,13 @@ class Pointwise(LLMReranker):
         """Return a new frame with new `score` and `rank`, without columns that belong to earlier scores.
 
         Raises:
-            NoLogprobsError: if the model replies without log-probabilities.
             UnreadableReplyError: if yes or no is not among them, and `on_failure` is `"raise"`.
-            BackendError: if the model gives no reply.
+            BackendError: if the model gives no reply, or none with log-probabilities.
         """
-        pairs = self._pairs(inp)
-        if not pairs:
+        texts = self._texts(inp)
+        if not texts:
             return with_scores(inp, [])
+        pairs = list(zip(strings(inp["query"], "query"), texts, strict=True))
         budget = self._budget(self._prompt, pairs)
         qid_of = dict(zip(reversed(pairs), map(str, reversed(inp["qid"].tolist())), strict=True))
 
@@ -112,15 +112,10 @@ class Pointwise(LLMReranker):
                 f"and are ranked last for their queries (on_failure={self.on_failure!r}).",
                 IncompleteReplyWarning,
             )
-        self._note_coverage(budget, inp, [text for _, text in pairs])
+        self._note_coverage(budget, inp, texts)
         scores = pd.Series([score_of[pair] for pair in pairs])
         lowest = scores.groupby(inp["qid"].to_numpy()).transform("min")
         return with_scores(inp, scores.fillna(lowest - 1).fillna(0.0).to_numpy())
-
-    def _pairs(self, inp: pd.DataFrame) -> list[tuple[str, str]]:
-        """Return the query and text of each row."""
-        texts = self._texts(inp)
-        return list(zip(strings(inp["query"], "query"), texts, strict=True))
 
     def _prompt(self, query: str, texts: Sequence[str]) -> list[Message]:
         request = GRADED if self.grades and self.request == YES_NO else self.request
@@ -134,7 +129,7 @@ class Pointwise(LLMReranker):
         def send(messages: list[Message]) -> Reply:
             return self.client.first_token(qid, messages, digits or WORDS, self.top_logprobs)
 
-        logprobs = budget.ask(send, query, [text])[1].logprobs or {}
+        logprobs = budget.ask(send, query, [text]).logprobs or {}
         found = np.array([logprob(logprobs, word, fold=True) for word in digits or ("yes", "no")])
         if digits and np.isfinite(found).any():
             shares = np.exp(found - found.max())
@@ -146,7 +141,7 @@ class Pointwise(LLMReranker):
             raise UnreadableReplyError(
                 f"query {qid!r}: {'no grade is' if digits else 'yes and no are not both'} among the {len(logprobs)} "
                 f"first tokens with log-probabilities of {self.client.backend!r} (most likely: {likely}). Raise "
-                f"top_logprobs=, change request=, or set on_failure='nan-free-bottom' to continue"
+                f"top_logprobs=, change request=, or set on_failure='last' to continue"
             )
         return math.nan
 

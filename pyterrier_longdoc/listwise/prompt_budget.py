@@ -90,33 +90,30 @@ class PromptBudget(Tokens):
         self.chosen_by = f"preselect={settings.preselect!r}"
         self.prompt, self.passages = prompt, passages
         self._length: dict[str, int] = {}
+        self._server_room: dict[tuple[str, ...], int] = {}  # by query and texts
         self._shortest: dict[tuple[str, str], Excerpt] = {}
         self._lock = threading.Lock()
 
-    def ask(
-        self, send: Send, query: str, texts: Sequence[str], *, reminder: Sequence[Message] = ()
-    ) -> tuple[list[Message], Reply]:
-        """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder.
-
-        Returns the prompt without the reminder, and the reply.
-        """
-        room, attempts_left, room_by = None, SHRINK_ATTEMPTS, f"max_prompt_tokens={self.max_prompt_tokens}"
+    def ask(self, send: Send, query: str, texts: Sequence[str], reminder: Sequence[Message] = ()) -> Reply:
+        """Send a prompt with documents truncated to the budget and the server's limit, followed by a reminder."""
+        key, attempts_left = (query, *texts), SHRINK_ATTEMPTS
         while True:
-            excerpts, messages = self._fit(query, texts, room, room_by, reminder)
+            # A retry with a reminder begins at the length that the server accepted.
+            excerpts, messages = self._fit(query, texts, self._server_room.get(key), reminder)
             try:
                 reply = send([*messages, *reminder])
             except ContextOverflowError:
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                room = max(len(texts), int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)))
-                room_by = "the server"
+                sent = sum(self.count(excerpt.text) for excerpt in excerpts)
+                self._server_room[key] = max(len(texts), int(SHRINK * sent))
             else:
                 with self._lock:
                     for text, excerpt in zip(texts, excerpts, strict=True):
                         shortest = self._shortest.get((query, text), excerpt)
                         self._shortest[query, text] = min(excerpt, shortest, key=lambda candidate: candidate.tokens)
-                return messages, reply
+                return reply
 
     def coverage(self, queries: int) -> Coverage:
         """Return the coverage of all prompts so far, by the shortest excerpt for each query and text."""
@@ -135,10 +132,11 @@ class PromptBudget(Tokens):
         return coverage
 
     def _fit(
-        self, query: str, texts: Sequence[str], room: int | None, room_by: str, reminder: Sequence[Message]
+        self, query: str, texts: Sequence[str], room: int | None, reminder: Sequence[Message]
     ) -> tuple[list[Excerpt], list[Message]]:
-        """Return excerpts of at most `room` tokens in total, and the prompt with them."""
+        """Return excerpts of at most `room` tokens in total, which the server allows, and the prompt with them."""
         limit, n = self.max_prompt_tokens, len(texts)
+        room_by = f"max_prompt_tokens={limit}" if room is None else "the server"
         if limit is not None and room is None:
             room = limit - self.count_messages([*self.prompt(query, [""] * n), *reminder])
         while True:

@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
-from ..common.arguments import argument, validate
+from ..common.arguments import argument, check_type, validate
 from ..common.presentation import ReprMixin
 
 Message = dict[str, str]
@@ -100,6 +100,7 @@ class ListwisePrompt(ReprMixin):
 
 def check_template(name: str, template: str, allowed: Set[str], required: Set[str] = frozenset()) -> None:
     """Raise ValueError for a template of `str.format` with wrong fields, or without required ones."""
+    check_type(str, "a text", **{name: template})
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     except ValueError:

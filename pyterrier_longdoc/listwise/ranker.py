@@ -11,18 +11,13 @@ from typing import Any
 
 from ..common.parallel import RunAll
 from .answer_forms import ANSWER_AGAIN
-from .backends import Reply
-from .client import read_reply
+from .client import describe_failure, read_reply
 from .parsing import UnreadableReplyError
 from .prompt_budget import PromptBudget
-from .prompts import Message
 from .schedules.base import Answer, PromptGroup
 
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
 """Counts for the ranking of a query, documented in `RankGPT`."""
-
-Ask = Callable[[str, list[Message]], Reply]
-"""`(qid, messages) -> reply`."""
 
 
 @dataclass(eq=False)
@@ -36,7 +31,7 @@ class QueryRanking:
         order: the ranked documents, best first, without those in `sunk`.
         sunk: documents of failed prompts that come last.
         counts: the counts of `COUNTS`.
-        rounds: the number of documents in each prompt of each round; prompts of a round are independent.
+        failure: describes a prompt without a readable reply; empty if there is none.
     """
 
     settings: Any
@@ -47,9 +42,9 @@ class QueryRanking:
     order: list[int] = field(default_factory=list)
     sunk: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
-    rounds: list[list[int]] = field(default_factory=list)
+    failure: str = ""
 
-    def rank(self, ask: Ask, budget: PromptBudget, run_all: RunAll) -> None:
+    def rank(self, budget: PromptBudget, run_all: RunAll) -> None:
         """Rank the documents; prompts of a round run concurrently."""
         order, n = list[int](), len(self.texts)
         if n > 1:
@@ -57,13 +52,12 @@ class QueryRanking:
             try:
                 groups = next(schedule)
                 while True:
-                    groups = schedule.send(self._answers(groups, partial(self._order, ask, budget), run_all))
+                    groups = schedule.send(self._answers(groups, partial(self._order, budget), run_all))
             except StopIteration as end:
                 order = self._checked(end.value)
         # Documents left out by the schedule follow the others.
         order = [*order, *sorted(set(range(n)) - set(order))]
         self.order = [document for document in order if document not in self.sunk]
-        self.counts.update(prompts=sum(map(len, self.rounds)), rounds=len(self.rounds))
 
     def _answers(self, groups: list[PromptGroup], order_of: Callable[..., Any], run_all: RunAll) -> list[Answer]:
         """Return the orders of the groups of a round; sunk documents are in no prompt and come last."""
@@ -78,7 +72,7 @@ class QueryRanking:
             prompts.append([] if len(live) < 2 else shuffled or [live])
         of_round = [prompt for of_group in prompts for prompt in of_group]
         if of_round:
-            self.rounds.append(list(map(len, of_round)))
+            self.counts.update(prompts=len(of_round), rounds=1)
         outcomes = iter(run_all([partial(order_of, prompt) for prompt in of_round]))
         answers: list[Answer] = []
         for group, live, of_group in zip(groups, live_groups, prompts, strict=True):
@@ -86,7 +80,7 @@ class QueryRanking:
             for _, counts in replies:
                 self.counts.update(counts)
             answer = mean_order(live, [order for order, _ in replies]) if replies else live
-            if answer is None and self.settings.on_failure == "nan-free-bottom":
+            if answer is None and self.settings.on_failure == "last":
                 self.sunk.update(live)
             answers.append(None if answer is None else [*answer, *(each for each in group if each not in live)])
         return answers
@@ -94,13 +88,11 @@ class QueryRanking:
     def _checked(self, group: PromptGroup) -> PromptGroup:
         n = len(self.texts)
         if len(set(group)) < len(group) or not set(group) <= set(range(n)):
-            raise ValueError(
-                f"schedule={self.settings.schedule!r} returned {group!r}: it must return distinct documents of 0 to "
-                f"{n - 1}"
-            )
+            rule = f"it must return distinct documents of 0 to {n - 1}"
+            raise ValueError(f"schedule={self.settings.schedule!r} returned {group!r}: {rule}")
         return group
 
-    def _order(self, ask: Ask, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
+    def _order(self, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
         """Ask for an order of a group; return None if no reply is readable."""
         settings, prompt = self.settings, budget.prompt
         limit = settings.answer.max_documents(prompt)
@@ -110,28 +102,23 @@ class QueryRanking:
                 f"at most {limit}: use smaller prompts, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
                 f"top_logprobs="
             )
-        send = partial(budget.ask, partial(ask, str(self.qid)), self.query, [self.texts[i] for i in group])
-        messages, reply = send()
-        retries = settings.retries if settings.answer.asks_again else 0
+        send = partial(settings.answer.ask, settings.client, str(self.qid), prompt=prompt)
         parsed, unreadable = read_reply(
-            lambda conversation: send(reminder=conversation[len(messages) :])[1],
-            messages,
-            reply,
+            partial(budget.ask, send, self.query, [self.texts[document] for document in group]),
             lambda reply: settings.answer.parse(reply, len(group), prompt),
             request=ANSWER_AGAIN.format(n=len(group)),
-            retries=retries,
+            retries=settings.retries,
         )
-        counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), retries))
+        counts = Counter(refusals=len(unreadable), retries=len(unreadable) - (parsed is None))
         if parsed is not None:
             counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
             return [group[position] for position in parsed.order], counts
+        numbers = ", ".join(str(document + 1) for document in group)
+        failure = describe_failure("ranking", unreadable)
+        self.failure = f"query '{self.qid}', documents {numbers} of the first stage: {failure}"
         if settings.on_failure == "raise":
-            numbers = ", ".join(str(document + 1) for document in group)
-            raise UnreadableReplyError(
-                f"query '{self.qid}', documents {numbers} of the first stage: no ranking in the reply after {retries} "
-                f"retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or set on_failure='keep' or "
-                f"'nan-free-bottom' to continue"
-            )
+            advice = "Set" if unreadable[-1].problem else "Raise retries=, change prompt=, or set"
+            raise UnreadableReplyError(f"{self.failure}. {advice} on_failure='keep' or 'last' to continue")
         counts["failed"] += 1
         return None, counts
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument
+from ..common.arguments import argument, check_type
 from ..common.citations import papers_of
 from ..common.frames import strings, with_scores
 from ..common.parallel import in_parallel
 from ..common.progress import work_bar
 from ..common.warnings import warn
 from .answer_forms import AnswerForm, Permutation
-from .backends import Reply
 from .llm_reranker import LLMReranker
 from .parsing import IncompleteReplyWarning
-from .prompt_budget import PromptBudget
-from .prompts import Message, Prompt
-from .ranker import COUNTS, Ask, QueryRanking
+from .prompts import Prompt
+from .ranker import COUNTS, QueryRanking
 from .schedules import BackToFront, Schedule
-
-REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 
 
 @dataclass(eq=False, repr=False)
@@ -33,9 +30,6 @@ class RankGPT(LLMReranker):
     Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; the other schedules are from later papers,
     see `pyterrier_longdoc.listwise.schedules`. It reads 512 tokens of each document, the FirstP variant of Boytsov et
     al. 2025; with `max_doc_len=None` all of it, their LongP variant. Prompt and parser are this package's.
-
-    With `preselect`, the model reads the best passages of a document for the query instead of its beginning. They are
-    in document order, with `[...]` for omitted text, and limited by `max_doc_len` and `max_prompt_tokens`.
 
     The input has `qid, query, docno` and the text column(s). The initial order of a query is by descending `score`,
     ascending `rank`, and order of the rows. Rows, columns and index stay the same, with new `score` (n for the best of
@@ -48,39 +42,40 @@ class RankGPT(LLMReranker):
         schedule: selects the documents of each prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
             another one of `pyterrier_longdoc.listwise.schedules`, or your own.
         top_k: the number of documents to rerank per query; the others keep their order below. None for all.
-        preselect: selects at most `k` passages of a document for each query: `FirstK`, `BM25Windows`,
-            `EmbeddingWindows` or `CrossEncoderWindows`.
+        preselect: selects at most `k` passages of a document for each query instead of its beginning: `FirstK`,
+            `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. They are in document order, with `[...]` for
+            omitted text.
         windows: the passages from which `preselect` selects, in tokens that are words and punctuation marks. Default:
             as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
         max_doc_len: the maximum number of tokens of a document in a prompt; None for all, at higher cost.
         max_prompt_tokens: the maximum number of tokens in a prompt, including reminders: the model's context minus its
             longest answer. The longest documents of a prompt are truncated to fit; short ones stay whole. None sets no
             limit; if the server refuses a prompt as too long, its documents are shortened by a quarter at a time.
-        tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
-            four characters as one token.
+        tokenizer: counts tokens: a Hugging Face tokenizer or its name, or a function of a text; None counts four
+            characters as one token.
         answer: `Permutation()`, where the model writes an order, or `FirstToken()`, which orders documents by the
             probabilities of their letters as the first token, for models with log-probabilities.
         prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None uses that of `answer`.
         on_failure: what to do if a prompt has no readable reply after all retries: `"raise"`; `"keep"` to ignore the
-            prompt (each schedule documents the resulting order); or `"nan-free-bottom"` to rank its documents last with
-            score 0 and leave them out of other prompts.
+            prompt (each schedule documents the resulting order); or `"last"` to rank its documents last with score 0
+            and leave them out of other prompts.
         retries: the maximum number of further calls after an unreadable reply, each with a reminder of the request.
+            There are none after a reply that ended at the limit of tokens before its answer, or that only has
+            reasoning or tool calls.
         shuffles: the number of random orders in which each group is presented; the ranks are averaged (permutation
             self-consistency, Tang et al. 2024). 0 presents each group once, in the given order.
         seed: the random seed of the shuffles.
         concurrency: the number of prompts sent at the same time, for several queries or one round of a schedule.
-        report: add columns with counts for the query of a row: `llm_prompts`; `llm_rounds`, which depend on each other;
-            `llm_missing` documents left out of replies, which keep their order below the others; `llm_duplicates`,
-            repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking; `llm_retries`,
-            calls after those; and `llm_failed` prompts without a readable reply.
         text_field: the column with the text, or a tuple of columns, joined by a space.
         text_loader: loads the text if the column is missing.
         verbose: show a progress bar.
 
     Attributes:
         coverage: how much of the documents was in the prompts of the last `transform`; None before.
-        counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
-        rounds: for each query of the last `transform`, the number of documents in each prompt of each round.
+        counts: one row per query of the last `transform`, with `qid`; `llm_prompts`; `llm_rounds`, which depend on each
+            other; `llm_missing` documents left out of replies, which keep their order below the others;
+            `llm_duplicates`, repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking;
+            `llm_retries`, calls after those; and `llm_failed` prompts without a readable reply. None before.
 
     Example:
         `bm25 >> ld.RankGPT(ld.LLMClient(ld.OpenAIBackend("gpt-4.1-mini"), cache="replies.db"))`
@@ -93,16 +88,14 @@ class RankGPT(LLMReranker):
     top_k: int | None = argument(100, role="head", at_least=1)
     answer: AnswerForm = argument(Permutation(), role="head")
     prompt: Prompt | None = argument(None, role="input")
-    on_failure: str = argument("raise", role="head", choices=("raise", "keep", "nan-free-bottom"))
+    on_failure: str = argument("raise", role="head", choices=("raise", "keep", "last"))
     retries: int = argument(2, role="head", at_least=0)
     shuffles: int = argument(0, role="head", at_least=0)
     seed: int = argument(42, role="head")
-    report: bool = argument(False, role="call")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.counts: pd.DataFrame | None = None
-        self.rounds: dict[Any, list[list[int]]] | None = None
 
     def cited(self) -> list[str]:
         """Return the papers of the schedule, the answer form, the passage selector and the shuffles."""
@@ -118,48 +111,33 @@ class RankGPT(LLMReranker):
             BackendError: if the model gives no reply. Replies so far stay in the cache.
         """
         texts = self._texts(inp)
-        report = REPORT_COLUMNS if self.report else ()
         if not texts:
-            return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
+            return with_scores(inp, [])
         rankings = self._rankings(inp, texts)
-
-        def ask(qid: str, messages: list[Message]) -> Reply:
-            return self.answer.ask(self.client, qid, messages, self._prompt)
-
-        budget = self._rank_all(rankings, ask, verbose=self.verbose)
-        scores = np.zeros(len(inp))
-        for ranking in rankings:
-            for rank, document in enumerate([*ranking.order, *range(len(ranking.texts), len(ranking.rows))]):
-                scores[ranking.rows[document]] = len(ranking.rows) - rank
-        self.rounds = {ranking.qid: ranking.rounds for ranking in rankings}
-        rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
-        self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
-        self._warn_of_failures(self.counts)
-        self._note_coverage(budget, inp, texts)
-        counts_of = self.counts.set_index("qid").loc[inp["qid"].tolist()]
-        return with_scores(inp, scores, **{name: counts_of[name].to_numpy() for name in report})
-
-    @property
-    def _prompt(self) -> Prompt:
-        return self.answer.prompt if self.prompt is None else self.prompt
-
-    def _most_prompts(self, ranking: QueryRanking) -> int:
-        return self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1)
-
-    def _rank_all(self, rankings: list[QueryRanking], ask: Ask, *, verbose: bool) -> PromptBudget:
-        """Rank the documents of each query; return the budget with the excerpts that were in the prompts."""
+        most = {ranking.qid: self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1) for ranking in rankings}
         budget = self._budget(self._prompt, ((each.query, text) for each in rankings for text in each.texts))
-        total = sum(map(self._most_prompts, rankings))
-        with work_bar(type(self).__name__, "prompt", total, shown=verbose) as bar:
+        with work_bar(type(self).__name__, "prompt", sum(most.values()), shown=self.verbose) as bar:
             in_parallel(
-                lambda ranking, run_all: ranking.rank(ask, budget, run_all),
+                lambda ranking, run_all: ranking.rank(budget, run_all),
                 rankings,
                 self.concurrency,
                 on_task=bar.update,
                 # Advance by the maximum number of prompts, even if a query needs fewer.
-                on_done=lambda ranking, _: bar.update(self._most_prompts(ranking) - ranking.counts["prompts"]),
+                on_done=lambda ranking, _: bar.update(most[ranking.qid] - ranking.counts["prompts"]),
             )
-        return budget
+        scores = np.zeros(len(inp))
+        for ranking in rankings:
+            for rank, document in enumerate([*ranking.order, *range(len(ranking.texts), len(ranking.rows))]):
+                scores[ranking.rows[document]] = len(ranking.rows) - rank
+        rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
+        self.counts = pd.DataFrame(rows, columns=["qid", *(f"llm_{name}" for name in COUNTS)])
+        self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
+        self._note_coverage(budget, inp, texts)
+        return with_scores(inp, scores)
+
+    @property
+    def _prompt(self) -> Prompt:
+        return self.answer.prompt if self.prompt is None else self.prompt
 
     def _rankings(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryRanking]:
         """Return the documents to rank for each query, in the order of the first stage: score, rank, row."""
@@ -186,14 +164,26 @@ class RankGPT(LLMReranker):
 
     def _check(self) -> None:
         super()._check()
+        check_type(Schedule, "a schedule, e.g. BackToFront(20, 10)", schedule=self.schedule)
+        check_type(AnswerForm, "Permutation() or FirstToken()", answer=self.answer)
+        check_type(Callable | None, "a ListwisePrompt, or a function of a query and texts", prompt=self.prompt)
         self.answer.check(self.client, self._prompt)
 
-    def _warn_of_failures(self, counts: pd.DataFrame) -> None:
-        if (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
-            total = counts.drop(columns="qid").sum()
+    def _warn_of_failures(self, counts: pd.DataFrame, failure: str) -> None:
+        total, problems = counts.drop(columns="qid").sum(), []
+        if total["llm_failed"]:
+            problems.append(
+                f"{total['llm_failed']} of {total['llm_prompts']} prompts had no readable reply "
+                f"(on_failure={self.on_failure!r}; {failure})"
+            )
+        if total["llm_missing"]:
+            problems.append(
+                f"replies left out {total['llm_missing']} documents, which keep their order below the others"
+            )
+        if problems:
+            incomplete = (counts["llm_failed"] + counts["llm_missing"] > 0).sum()
             warn(
-                f"{type(self).__name__}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
-                f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}), and replies "
-                f"left out {total['llm_missing']} documents, which keep their order below the others (see .counts).",
+                f"{type(self).__name__}: in {incomplete} of {len(counts)} queries, {', and '.join(problems)} "
+                f"(see .counts).",
                 IncompleteReplyWarning,
             )

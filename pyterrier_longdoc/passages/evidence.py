@@ -47,7 +47,7 @@ class Evidence(NotebookMixin, pt.Transformer):
             tokens. A warning is issued if documents have fewer.
         at_most: the maximum number of tokens of a document; None for no limit.
         tokenizer: counts the tokens, ideally as the language model that reads the text does: a Hugging Face tokenizer
-            or its name, a tiktoken encoding or a function. None uses the reranker's tokenizer, named in the column
+            or its name, or a function of a text. None uses the reranker's tokenizer, named in the column
             `window_tokenizer`, or counts words for a function without one.
         text_field: the `text_field` of the reranker. The new text replaces the column that was cut into windows, or
             goes into `text` if there were several.

@@ -11,7 +11,7 @@ import pytest
 
 from pyterrier_longdoc.analysis.judging import JUDGEMENT_COLUMNS, RelevanceJudge, agreement, parse_grade
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, UnreadableReplyError
+from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, Reply, UnreadableReplyError
 from pyterrier_longdoc.modelling.preselection import BM25Windows
 
 from ..support import tiny
@@ -47,6 +47,8 @@ def frame(*texts: str) -> pd.DataFrame:
         ("The text fits.\ngrade: 1", 1),
         ("grade: 1? No. Final answer:\ngrade: 3.", 3),
         ("<think>grade: 0</think>grade: 2", 2),
+        ("It fits. <answer>grade: 2</answer>", 2),
+        ("<answer>3</answer>", 3),
         ("ｇｒａｄｅ：２", 2),  # noqa: RUF001
     ],
 )
@@ -123,9 +125,14 @@ def test_an_unreadable_grade_is_asked_for_again():
     assert "grade: N" in model.asked[1][-1]["content"]
 
 
-def test_a_grade_that_stays_unreadable_raises():
-    with pytest.raises(UnreadableReplyError, match="query '1'"):
-        RelevanceJudge(Scripted("no"), retries=1)(frame("x"))
+@pytest.mark.parametrize(
+    ("reply", "named", "calls"), [(Reply("no"), "'no'", 2), (Reply("", problem="raise max_tokens"), "max_tokens", 1)]
+)
+def test_a_grade_that_stays_unreadable_raises(reply, named, calls):
+    judge = RelevanceJudge(lambda messages: reply, retries=1)
+    with pytest.raises(UnreadableReplyError, match=f"query '1': .*{named}"):
+        judge(frame("x"))
+    assert judge.client.calls == calls
 
 
 def test_chunks_without_a_grade_can_be_left_unjudged():

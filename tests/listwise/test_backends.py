@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from pyterrier_longdoc.listwise import (
     HuggingFaceBackend,
     IncompleteReplyWarning,
     LLMClient,
-    MalformedReplyError,
     OpenAIBackend,
     RankGPT,
     UnreadableReplyError,
@@ -77,10 +77,38 @@ def test_the_usage_of_a_reply_is_counted_and_estimated_if_the_server_reports_non
     assert client.input_tokens == 100 if usage else 50 < client.input_tokens < 1000
 
 
-@pytest.mark.parametrize("message", [completion(""), completion(None, refusal="I will not rank these 3.")])
-def test_empty_replies_and_refusals_are_failures(message):
-    with serving(Answer(message)) as server, pytest.raises(UnreadableReplyError):
-        ranked(backend_at(server.url), retries=0)
+def ended(reason, text=None, **message):
+    reply = completion(text, **message)
+    reply["choices"][0]["finish_reason"] = reason
+    return reply
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "rank", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "requests", "named"),
+    [
+        (completion(""), 3, "retries="),
+        (completion(None, refusal="I will not rank these 3."), 3, "I will not"),
+        (ended("length", "The documents are about"), 3, "The documents"),
+        (ended("length"), 1, "max_tokens"),
+        (ended("length", "<think>Which one"), 1, "max_tokens"),
+        (ended("tool_calls", tool_calls=[CALL]), 1, "tools"),
+        (ended("stop", reasoning_content="[3] > [1] > [2]"), 1, "reasoning"),
+        (ended("stop", "", reasoning="[3] > [1] > [2]"), 1, "reasoning"),
+    ],
+)
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_reply_without_an_answer_is_requested_again_if_that_can_help(reply, requests, named, cache, tmp_path):
+    with serving(Answer(reply)) as server:
+        for _ in range(2):
+            client = LLMClient(backend_at(server.url), cache=tmp_path / "replies.sqlite" if cache else None)
+            with pytest.raises(UnreadableReplyError, match=named):
+                ranked(client)
+    assert len(server.requests) == requests * (1 if cache else 2)
+    with serving(Answer(reply)) as server, pytest.warns(IncompleteReplyWarning, match=named.rstrip("=")):
+        assert ranked(backend_at(server.url), on_failure="keep") == ["d0", "d1", "d2"]
 
 
 BROKEN = {
@@ -96,21 +124,42 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_replies_raise_an_error_with_the_server_but_not_the_key(kind):
-    with serving(BROKEN[kind]) as server, pytest.raises(BackendError) as caught:
+def test_a_broken_reply_is_requested_again_and_named_without_the_key(kind, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with serving(BROKEN[kind], Answer(completion(ORDER))) as server:
+        assert ranked(backend_at(server.url)) == ["d2", "d0", "d1"]
+    assert len(server.requests) == 2
+    with serving(BROKEN[kind]) as server, pytest.raises(BackendError, match=server.url) as caught:
         ranked(backend_at(server.url, max_retries=0), on_failure="keep")
-    assert (kind == "cut off") != isinstance(caught.value, MalformedReplyError)
-    assert server.url in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
 # Errors of servers.
 
 
-@pytest.mark.parametrize("status", [400, 401])
-def test_permanent_errors_end_the_run_at_once(status):
-    with serving(Answer(complaint("no"), status)) as server, pytest.raises(BackendError):
-        RankGPT(backend_at(server.url), on_failure="keep")(candidates(queries=20, documents=3))
+TOO_LONG = [
+    complaint("prompt is too long: 210000 tokens > 200000 maximum"),
+    complaint("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
+    complaint("the request exceeds the available context size"),
+    complaint("too big", "context_length_exceeded"),
+    {"detail": "This model's maximum context length is 8192 tokens."},
+]
+MAX_TOKENS = "max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (complaint("no"), 400, BackendError),
+        (complaint("no"), 401, BackendError),
+        (complaint(MAX_TOKENS), 400, BackendError),
+        *((body, status, ContextOverflowError) for body in TOO_LONG for status in (400, 413, 422)),
+    ],
+)
+def test_permanent_errors_are_told_apart_and_not_repeated(body, status, error):
+    with serving(Answer(body, status)) as server, pytest.raises(BackendError) as caught:
+        backend_at(server.url)(QUESTION)
+    assert type(caught.value) is error
     assert len(server.requests) == 1
 
 
@@ -133,29 +182,6 @@ def test_an_unreachable_server_is_named_without_the_secrets_in_its_address():
     with pytest.raises(BackendError, match=f"http://{place}/v1") as caught:
         backend(QUESTION)
     assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-@pytest.mark.parametrize(
-    "body",
-    [
-        complaint("prompt is too long: 210000 tokens > 200000 maximum"),
-        complaint("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
-        complaint("the request exceeds the available context size"),
-        complaint("too big", "context_length_exceeded"),
-        {"detail": "This model's maximum context length is 8192 tokens."},
-    ],
-)
-def test_a_prompt_too_long_for_the_server_raises_a_context_overflow(status, body):
-    with serving(Answer(body, status)) as server, pytest.raises(ContextOverflowError):
-        backend_at(server.url)(QUESTION)
-
-
-def test_too_large_a_max_tokens_is_not_a_context_overflow():
-    message = "max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens"
-    with serving(Answer(complaint(message), 400)) as server, pytest.raises(BackendError, match="max_tokens"):
-        ranked(backend_at(server.url))
-    assert len(server.requests) == 1
 
 
 # Keys.
@@ -230,7 +256,7 @@ def test_a_function_must_return_a_string_or_a_reply():
 # Models in this process, and of this process behind a server.
 
 TRANSFORMERS = Path(sys.executable).with_name("transformers")
-SILENT = {"on_failure": "keep", "retries": 1, "report": True}
+SILENT = {"on_failure": "keep", "retries": 1}
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +283,15 @@ def test_a_local_model_counts_its_tokens(causal_model):
     assert 1 <= reply.output_tokens <= 12
 
 
+def test_a_local_model_without_an_answer_within_its_tokens_is_called_once(causal_model):
+    # Only the special token 0, which is decoded as nothing.
+    parameters = {"max_new_tokens": 3, "suppress_tokens": list(range(1, 380)), "eos_token_id": 379}
+    client = LLMClient(HuggingFaceBackend(causal_model, parameters=parameters))
+    with pytest.raises(UnreadableReplyError, match="max_new_tokens"):
+        ranked(client)
+    assert client.calls == 1
+
+
 def test_a_prompt_beyond_the_positions_of_a_local_model_is_a_context_overflow(causal_model):
     with pytest.raises(ContextOverflowError, match="4096"):
         small(causal_model)([{"role": "user", "content": "dog " * 5000}])
@@ -266,7 +301,7 @@ def test_a_ranker_with_a_local_model_can_be_pickled(causal_model):
     ranker = RankGPT(LLMClient(small(causal_model)), **SILENT)
     with pytest.warns(IncompleteReplyWarning):
         out = ranker(RUN)
-    assert out[["llm_failed", "llm_refusals"]].values.tolist() == [[1, 2]] * 3
+    assert ranker.counts[["llm_failed", "llm_refusals"]].values.tolist() == [[1, 2]]
     assert ranker.client.calls == 2
     with pytest.warns(IncompleteReplyWarning):
         assert pickle.loads(pickle.dumps(ranker))(RUN).equals(out)
@@ -316,10 +351,11 @@ def test_a_server_of_transformers_can_rank(causal_model):
     client = LLMClient(backend)
     with subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}) as server:
         try:
+            ranker = RankGPT(client, concurrency=2, **SILENT)
             with pytest.warns(IncompleteReplyWarning):
-                out = RankGPT(client, concurrency=2, **SILENT)(candidates(queries=2, documents=3))
+                ranker(candidates(queries=2, documents=3))
         finally:
             server.terminate()
-    assert out["llm_refusals"].tolist() == [2] * 6
+    assert ranker.counts["llm_refusals"].tolist() == [2] * 2
     assert client.input_tokens > 20 * client.calls
     assert 0 < client.output_tokens <= 12 * client.calls

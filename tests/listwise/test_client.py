@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -48,15 +47,13 @@ def test_a_second_run_uses_the_cache_and_ranks_the_same(path):
 
 def test_tokens_are_those_the_model_reports_and_estimated_if_it_reports_none():
     run = candidates(queries=2, documents=6)
-    reported = LLMClient(lambda m: Reply(oracle(m), 1000, 100), tokenizer=lambda text: pytest.fail("counted"))
+    reported = LLMClient(lambda m: Reply(oracle(m), 1000, 100))
     RankGPT(reported, concurrency=2, **SMALL)(run)
     assert (reported.calls, reported.input_tokens, reported.output_tokens) == (4, 4000, 400)
-    counted = []
-    client = LLMClient(Scripted("[2] > [1]"), tokenizer=lambda text: counted.append(text) or -(-len(text) // 4))
+    client = LLMClient(Scripted("[2] > [1]"))
     RankGPT(client)(candidates(documents=2))
-    assert len(counted) == 8 + 1  # the messages and the answer, once each
     assert client.output_tokens == 3  # nine characters
-    assert client.input_tokens > 50
+    assert 50 < client.input_tokens < 1000
 
 
 def test_replay_only_refuses_a_prompt_that_is_not_in_the_cache(path):
@@ -87,18 +84,7 @@ def test_another_model_setting_query_text_or_order_needs_a_new_call(path):
             assert len(model.asked) == asked
 
 
-def test_the_same_prompt_in_two_threads_is_sent_once(path):
-    run = candidates(documents=3)
-    model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
-    client = cached(model, path)
-    ranker = RankGPT(client, concurrency=2)
-    ranker(pd.concat([run, run.assign(qid="other")]))
-    assert len(model.asked) == 1
-    assert (client.calls, client.cached) == (1, 1)
-    assert (ranker.coverage.queries, ranker.coverage.pairs) == (1, 3)  # distinct ones
-
-
-@pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"text": "[1]"}', "7"])
+@pytest.mark.parametrize("damaged", ["{", pytest.param("[" * 10**5, id="deep"), '{"texts": "[1]"}', "7"])
 def test_a_damaged_cache_is_named(damaged, path):
     run = candidates(documents=3)
     RankGPT(cached(oracle, path))(run)

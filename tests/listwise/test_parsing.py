@@ -15,48 +15,14 @@ from ..support.llm import HARD
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [
-        "[3] > [1] > [2]",
-        "  [3] >\n[1] >\n[2]\n",
-        "[3], [1], [2]",
-        "[3] [1] [2]",
-        "[3][1][2]",
-        "[3]\n[1]\n[2]",
-        "- [3]\n- [1]\n- [2]",
-        "1. [3]\n2. [1]\n3. [2]",
-        "Sure, here it is:\n\n1. [3]\n2. [1]\n3. [2]\n\nTell me if you need more.",
-        "The order is **[3]** > **[1]** > **[2]**.",
-        "[3, 1, 2]",
-        '["3", "1", "2"]',
-        '["[3]", "[1]", "[2]"]',
-        "[\n  3,\n  1,\n  2\n]",
-        "```json\n[3, 1, 2]\n```",
-        "<think>[1] > [2] > [3]? No.</think>[3] > [1] > [2]",
-        "[1] > [2] > [3] it seems, but no.</think>\n[3] > [1] > [2]",
-        "<THINKING>hm</THINKING>[3] > [1] > [2]",
-        "<think>[1]</think>[1] > [2] > [3]<think>or</think>[3] > [1] > [2]",
-        "[3] > [1] > [2]<think>or [1] > [2] > [3]",
-        "Written like [2] > [1]:\n[3] > [1] > [2]",
-        "[2] > [1]\n[3] > [1] > [2]",
-        "Of the three, [3] > [1]; I leave out the other.\n[3] > [1] > [2]",
-        "First try: [1] > [2] > [3]. Better: [3] > [1] > [2].",
-        "[1], whose number stands far from every other one, is good.\n[3] > [1] > [2]",
-        "［３］ > ［１］ > ［２］",
-        "【3】 > 【1】 > 【2】",
-        "[٣] > [١] > [٢]",
-    ],
-)
-def test_a_ranking_is_read_in_any_form(reply):
-    parsed = parse_ranking(reply, 3)
-    assert (parsed.order, parsed.missing, parsed.duplicates, parsed.unknown) == ([2, 0, 1], 0, 0, 0)
-
-
-@pytest.mark.parametrize(
     ("reply", "order", "missing", "duplicates", "unknown"),
     [
         ("[3] > [3] > [9] > [0] > [2]", [2, 1, 0, 3, 4], 3, 1, 2),  # models.md section 8
         ("[3]", [2, 0, 1, 3, 4], 4, 0, 0),
+        ("<think>[1]?</think> <answer>[3]</answer>", [2, 0, 1, 3, 4], 4, 0, 0),
+        ("[3]\nIt is the only one about cats.", [2, 0, 1, 3, 4], 4, 0, 0),
+        ('{"best": [3]}', [2, 0, 1, 3, 4], 4, 0, 0),
+        ('{"ranking": [4, 2]}', [3, 1, 0, 2, 4], 3, 0, 0),
         ("[2] > [1] > [", [1, 0, 2, 3, 4], 3, 0, 0),  # cut off
         ("[2, 2, 1, 7]", [1, 0, 2, 3, 4], 3, 1, 1),
         ("[2] > [1] > [3", [1, 0, 2, 3, 4], 3, 0, 0),
@@ -89,6 +55,13 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "[1]\n[2] is something I refuse to judge",
         "[1] [2] [3] are alike, so are [4] [5]",
         "ERROR::other",
+        '{"why": "rule [4]", "ranking": []}',
+        "<answer></answer>",
+        "From least to most relevant: [3] > [1] > [2] > [5] > [4]",
+        "[3] > [1] > [2] > [5] > [4] (the **least** relevant documents first)",
+        "From the worst to the best:\n1. [3]\n2. [1]\n3. [2]",
+        "In ascending order of relevance: [3] > [1] > [2] > [5] > [4]",
+        "Least relevant \u2192 most relevant: [3] > [1] > [2] > [5] > [4]",
         "[]",
     ],
 )
@@ -149,10 +122,49 @@ CHATTY = {
 }
 
 
-@pytest.mark.parametrize("reply", CHATTY)
-def test_a_ranking_within_other_words_is_read(reply):
-    parsed = parse_ranking(reply, len(CHATTY[reply]))
-    assert [position + 1 for position in parsed.order] == CHATTY[reply]
+FORMS = (
+    "[3] > [1] > [2]",
+    "  [3] >\n[1] >\n[2]\n",
+    "[3], [1], [2]",
+    "[3] [1] [2]",
+    "[3][1][2]",
+    "[3]\n[1]\n[2]",
+    "- [3]\n- [1]\n- [2]",
+    "1. [3]\n2. [1]\n3. [2]",
+    "Sure, here it is:\n\n1. [3]\n2. [1]\n3. [2]\n\nTell me if you need more.",
+    "The order is **[3]** > **[1]** > **[2]**.",
+    "[3, 1, 2]",
+    '["3", "1", "2"]',
+    '["[3]", "[1]", "[2]"]',
+    "[\n  3,\n  1,\n  2\n]",
+    "```json\n[3, 1, 2]\n```",
+    "<think>[1] > [2] > [3]? No.</think>[3] > [1] > [2]",
+    "[1] > [2] > [3] it seems, but no.</think>\n[3] > [1] > [2]",
+    "<THINKING>hm</THINKING>[3] > [1] > [2]",
+    "<think>[1]</think>[1] > [2] > [3]<think>or</think>[3] > [1] > [2]",
+    "[3] > [1] > [2]<think>or [1] > [2] > [3]",
+    "Written like [2] > [1]:\n[3] > [1] > [2]",
+    "[2] > [1]\n[3] > [1] > [2]",
+    "Of the three, [3] > [1]; I leave out the other.\n[3] > [1] > [2]",
+    "First try: [1] > [2] > [3]. Better: [3] > [1] > [2].",
+    "[1], whose number stands far from every other one, is good.\n[3] > [1] > [2]",
+    "［３］ > ［１］ > ［２］",
+    "【3】 > 【1】 > 【2】",
+    "[٣] > [١] > [٢]",
+    '{"ranking": [3, 1, 2]}',
+    '{"ranking": "[3] > [1] > [2]"}',
+    'As JSON:\n```json\n{\n  "order": [\n    3,\n    1,\n    2\n  ]\n}\n```',
+    "It is not [1].\n<answer>[3], [1], [2]</answer>",
+    "<ranking>[1] > [2] > [3]</ranking> Or: <answer>[3] > [1] > [2]</answer>",
+    "Most relevant first (least relevant last): [3] > [1] > [2]",
+    "From most to least relevant: [3] > [1] > [2]",
+)
+
+
+@pytest.mark.parametrize(("reply", "order"), [*((form, [3, 1, 2]) for form in FORMS), *CHATTY.items()])
+def test_a_ranking_is_read_in_any_form_and_within_other_words(reply, order):
+    parsed = parse_ranking(reply, len(order))
+    assert [position + 1 for position in parsed.order] == order
     assert (parsed.missing, parsed.duplicates, parsed.unknown) == (0, 0, 0)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise import IncompleteReplyWarning, LLMClient, Pointwise, Reply, UnreadableReplyError
+from pyterrier_longdoc.listwise.prompt_budget import Tokens
 from pyterrier_longdoc.modelling.windows import SentenceWindows
 
 from ..support.llm import GRADE, Scripted, candidates, order, worth
@@ -79,7 +80,7 @@ def test_replies_without_the_needed_tokens_raise(grades, model):
 
 def test_documents_without_a_log_probability_can_be_put_last():
     with pytest.warns(IncompleteReplyWarning, match="1 of 4"):
-        out = Pointwise(only_yes_for_2, on_failure="nan-free-bottom")(candidates(documents=4))
+        out = Pointwise(only_yes_for_2, on_failure="last")(candidates(documents=4))
     assert order(out)[-1] == "d2"
     assert out["score"].notna().all()
 
@@ -92,29 +93,13 @@ def test_wrong_arguments_are_refused_by_name(name, value):
         Pointwise(judge, **{name: value})
 
 
-@pytest.fixture
-def long_run():
-    """Candidates with filler on both sides of what counts."""
+def test_preselect_shows_the_best_passages_within_the_limits():
     run = candidates(documents=3).assign(query="document about topic")
-    return run.assign(text="Filler goes first. " * 60 + run["text"] + ". " + "Filler goes last. " * 60)
-
-
-def preselecting(llm):
-    return Pointwise(llm, preselect=ld.BM25Windows(1), windows=SentenceWindows(max_tokens=20), max_prompt_tokens=120)
-
-
-def test_preselect_shows_the_best_passages(long_run):
-    assert preselecting(judge)(long_run)["score"].tolist() == judged(long_run)
-
-
-def test_no_prompt_is_longer_than_max_prompt_tokens(long_run):
+    run["text"] = "Filler goes first. " * 60 + run["text"] + ". " + "Filler goes last. " * 60
     model = Scripted(judge)
-    ranker = preselecting(model)
-    ranker(long_run)
-    assert max(ranker.client.tokens.count_messages(messages) for messages in model.asked) <= 120
-
-
-def test_coverage_names_preselect_as_the_cause_of_omitted_text(long_run):
-    ranker = preselecting(judge)
-    ranker(long_run)
+    ranker = Pointwise(
+        model, preselect=ld.BM25Windows(1), windows=SentenceWindows(max_tokens=20), max_prompt_tokens=120
+    )
+    assert ranker(run)["score"].tolist() == judged(run)
+    assert max(Tokens().count_messages(messages) for messages in model.asked) <= 120
     assert list(ranker.coverage.truncated) == [f"preselect={ranker.preselect!r}"]

@@ -47,6 +47,7 @@ def test_braces_in_texts_are_not_filled_in():
         ({"document": "{text}"}, "document"),
         ({"document": "[{number}] {text} {title}"}, "document"),
         ({"closing": "{"}, "closing"),
+        ({"closing": None}, "closing"),
         ({"opening": "", "closing": "Order {n}"}, "closing"),
     ],
 )

@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.listwise import BackToFront, RankGPT
-from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
 
 from ..support import frames
 from ..support.llm import shown
 
-NEW_COLUMNS = ["score", *REPORT_COLUMNS, "rank"]
+NEW_COLUMNS = ["score", "rank"]
 
 
 def by_length(messages) -> str:
@@ -30,26 +29,25 @@ def nobody(messages) -> str:
     raise AssertionError("asked")
 
 
-def reporting(llm) -> RankGPT:
-    return RankGPT(llm, report=True, schedule=BackToFront(2, 1), concurrency=2, shuffles=2)
+def ranking_by(llm) -> RankGPT:
+    return RankGPT(llm, schedule=BackToFront(2, 1), concurrency=2, shuffles=2)
 
 
 def test_an_empty_frame_gets_the_same_columns_and_types(results):
-    full = reporting(by_length)(results)
-    empty = reporting(nobody)(results.iloc[:0])
+    full = ranking_by(by_length)(results)
+    empty = ranking_by(nobody)(results.iloc[:0])
     assert list(empty.columns) == list(full.columns)
     assert empty.dtypes[NEW_COLUMNS].equals(full.dtypes[NEW_COLUMNS])
-    assert {str(full.dtypes[name]) for name in NEW_COLUMNS if name.startswith("llm_")} == {"int64"}
-    bare = reporting(nobody)(pd.DataFrame(columns=["qid", "query", "docno", "text", "_x"]))
+    bare = ranking_by(nobody)(pd.DataFrame(columns=["qid", "query", "docno", "text", "_x"]))
     assert bare.columns.tolist() == ["qid", "query", "docno", "text", "_x", *NEW_COLUMNS]
     with pytest.raises(pt.validate.InputValidationError):
-        reporting(nobody)(pd.DataFrame())
+        ranking_by(nobody)(pd.DataFrame())
 
 
 def test_rows_columns_and_index_are_those_of_the_input(results):
     frame = results.assign(title="t", _x=1.5, label_of_user="l").set_index(pd.Index([7, 7, 0, 3, 3]))
     before = frame.copy(deep=True)
-    out = reporting(by_length)(frame)
+    out = ranking_by(by_length)(frame)
     assert frame.equals(before)
     others = [column for column in frame.columns if column not in NEW_COLUMNS]
     pd.testing.assert_frame_equal(out[others], frame[others])
@@ -61,8 +59,8 @@ def test_rows_columns_and_index_are_those_of_the_input(results):
 
 def test_equal_texts_of_a_docno_are_one_document(results):
     """Equal texts are one document, different ones are several."""
-    single = reporting(by_length)(results)["score"].tolist()
-    out = reporting(by_length)(pd.concat([results, results.iloc[[0, 3]]]))
+    single = ranking_by(by_length)(results)["score"].tolist()
+    out = ranking_by(by_length)(pd.concat([results, results.iloc[[0, 3]]]))
     assert out["score"].tolist() == [*single, single[0], single[3]]
     frame = pd.DataFrame({"qid": "1", "query": "q", "docno": "d", "text": ["a", "bbb", "cc"]})
     assert RankGPT(by_length)(frame)["score"].tolist() == [1.0, 3.0, 2.0]
@@ -86,7 +84,7 @@ def test_two_queries_with_one_qid_are_refused(results):
 def test_any_frame_is_ranked(rows):
     # As objects: Arrow's strings, which pandas takes where pyarrow is installed, hold no half of a surrogate pair.
     frame = pd.DataFrame(rows, columns=["qid", "docno", "text", "score"], dtype=object).assign(query="q")
-    for _, query in reporting(by_length)(frame).groupby("qid"):
+    for _, query in ranking_by(by_length)(frame).groupby("qid"):
         documents = len(query.fillna({"text": ""}).drop_duplicates(["docno", "text"]))
         assert query["score"].nunique() == query["score"].max() == documents
 
@@ -95,7 +93,7 @@ def test_any_frame_is_ranked(rows):
 
 
 def test_the_test_case_of_pyterrier_passes():
-    case = pt.testing.transformer_test_class(lambda: reporting(nobody))
+    case = pt.testing.transformer_test_class(lambda: ranking_by(nobody))
     outcome = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
     assert outcome.testsRun == 2
@@ -103,7 +101,7 @@ def test_the_test_case_of_pyterrier_passes():
 
 
 def test_pyterrier_can_inspect_rankgpt_without_a_call():
-    ranker = reporting(nobody)
+    ranker = ranking_by(nobody)
     assert pt.inspect.transformer_inputs(ranker) == [["qid", "docno", "query", "text"]]
     columns = pt.inspect.transformer_outputs(ranker, ["qid", "query", "docno", "text"])
     assert columns == ["qid", "query", "docno", "text", *NEW_COLUMNS]
@@ -113,7 +111,21 @@ def test_pyterrier_can_inspect_rankgpt_without_a_call():
     assert pt.inspect.subtransformers(ranker) == {}
 
 
-@pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("on_failure", "nan"), ("text_field", ""), ("llm", "gpt")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", 0),
+        ("on_failure", "nan"),
+        ("text_field", ""),
+        ("llm", "gpt"),
+        ("schedule", "topdown"),
+        ("schedule", BackToFront),
+        ("answer", "firsttoken"),
+        ("prompt", "Rank these."),
+        ("windows", "sentences"),
+        ("preselect", 3),
+    ],
+)
 def test_wrong_arguments_are_refused_by_name(name, value, results):
     with pytest.raises(ValueError, match=f"{name}="):
         RankGPT(**{"llm": nobody, name: value})

@@ -75,7 +75,7 @@ def test_a_reply_without_a_ranking_raises_with_query_and_documents():
 def test_a_retry_shows_the_reply_and_a_reminder():
     refusal = REFUSAL * 100
     model = Scripted(refusal, " \n", "[2] > [1] > [3]")
-    ranker = RankGPT(model, report=True)
+    ranker = RankGPT(model)
     assert order(ranker(candidates(documents=3))) == ["d1", "d0", "d2"]
     first, second, third = model.asked
     assert second[:-2] == first
@@ -96,11 +96,11 @@ def test_a_retry_that_does_not_fit_the_context_is_a_failure():
 
 
 def test_report_counts_missing_duplicate_and_unknown_documents_of_each_query():
-    model = Scripted("[3] > [3] > [9]", "[1] > [2] > [3]")
+    ranker = RankGPT(Scripted("[3] > [3] > [9]", "[1] > [2] > [3]"))
     with pytest.warns(IncompleteReplyWarning):
-        out = RankGPT(model, report=True)(candidates(queries=2, documents=3))
+        ranker(candidates(queries=2, documents=3))
     columns = ["llm_missing", "llm_duplicates", "llm_unknown"]
-    assert out[columns].drop_duplicates().values.tolist() == [[2, 1, 1], [0, 0, 0]]
+    assert ranker.counts[columns].values.tolist() == [[2, 1, 1], [0, 0, 0]]
 
 
 # Permutation self-consistency.
@@ -183,6 +183,20 @@ def test_coverage_counts_the_tokens_truncated_by_each_limit(limits, room, second
         assert order(ranker(LONG)) == ["c", "b", "a"]
     assert ranker.coverage.truncated == {"max_doc_len=500": 500, second: 610 - ranker.coverage.tokens_read}
     assert least <= ranker.coverage.tokens_read <= min(room / 4, limits.get("max_prompt_tokens", 10**6))
+
+
+def test_a_retry_begins_at_the_length_that_the_server_accepted():
+    sizes, replies = [], ["no ranking", "[3] > [2] > [1]"]
+
+    def model(messages):
+        sizes.append(sum(map(len, (message["content"] for message in messages))))
+        if sum(lengths(messages)) > 1000:
+            raise ContextOverflowError("too long")
+        return replies.pop(0)
+
+    assert order(RankGPT(model, prompt=ListwisePrompt("single", system=""))(LONG)) == ["c", "b", "a"]
+    assert sizes[-3] > sizes[-2]  # refused, then accepted
+    assert 0 < sizes[-1] - sizes[-2] < 300  # the same documents, the reply and a reminder
 
 
 def test_max_prompt_tokens_without_room_for_a_text_is_refused():

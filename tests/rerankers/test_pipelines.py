@@ -83,7 +83,7 @@ ADDING: dict[str, Callable[[], pt.Transformer]] = {
     "Calibrated": lambda: ld.Calibrated(make("MaxP")),
     "Evidence": lambda: make("MaxSim", explain=True) >> ld.Evidence(),
     "Passages": lambda: make("MaxSim", explain=True) >> ld.Passages(),
-    "RankGPT": lambda: ld.RankGPT(oracle, report=True),
+    "RankGPT": lambda: ld.RankGPT(oracle),
     "RelevanceJudge": lambda: ld.RelevanceJudge(oracle),
     "TeacherScores": lambda: TeacherScores(make("MaxP")),
 }

@@ -21,8 +21,9 @@ class ParallelBlocks(Schedule):
     """Random blocks, with each document in several of them, which are ordered in parallel and then combined.
 
     Source: JointRank (Dedov 2025, arXiv 2506.22262), with its equi-replicate design: documents are dealt out in random
-    order, `replicas` times. Each order counts as a comparison of all its pairs. Differs if the blocks do not come out
-    even: the last one is filled, so that each document is in at least `replicas` blocks.
+    order, `replicas` times. Each order counts as a comparison of all its pairs, and documents are ranked by PageRank,
+    where each passes its weight to those that it lost against. Differs if the blocks do not come out even: the last one
+    is filled, so that each document is in at least `replicas` blocks.
 
     Prompts: ceil(n * replicas / block) for n > block, else 1, all in one round: 10 for 100 documents.
 
@@ -30,8 +31,6 @@ class ParallelBlocks(Schedule):
         block: the maximum number of documents in a prompt.
         replicas: the number of blocks that contain each document. The author's code has a default of 20 documents per
             block and 2 replicas, and configurations with 20 and 4, 10 and 2, or, for 1,000 documents, 100 and 3.
-        aggregation: `"pagerank"`, where a document passes its weight to those it lost against, as in Dedov 2025; or
-            `"winrate"`, the share of comparisons that a document won.
         seed: the random seed of the blocks.
     """
 
@@ -39,7 +38,6 @@ class ParallelBlocks(Schedule):
 
     block: int = argument(20, at_least=2)
     replicas: int = argument(2, at_least=1)
-    aggregation: str = argument("pagerank", choices=("pagerank", "winrate"))
     seed: int = 42
 
     def blocks(self, n: int) -> list[list[int]]:
@@ -65,17 +63,14 @@ class ParallelBlocks(Schedule):
         for order in answers:
             for better, worse in combinations(order or (), 2):
                 wins[better, worse] += 1
-        won, lost = wins.sum(axis=1), wins.sum(axis=0)
-        if self.aggregation == "winrate":  # 1/2 for a document that was not compared
-            score = (won + 0.5 * (won + lost == 0)) / np.maximum(won + lost, 1)
-        else:
-            # Rows are losers; a document that never lost passes its weight to all.
-            passes = np.where(lost[:, None] > 0, wins.T / np.maximum(lost, 1)[:, None], 1 / n)
-            weight = np.full(n, 1 / n)
-            for _ in range(100):
-                weight = (1 - DAMPING) / n + DAMPING * weight @ passes
-            score = np.round(weight * n, 9)  # so that ties are the same on every machine
-        return np.argsort(-score, kind="stable").tolist()
+        lost = wins.sum(axis=0)
+        # Rows are losers; a document that never lost passes its weight to all.
+        passes = np.where(lost[:, None] > 0, wins.T / np.maximum(lost, 1)[:, None], 1 / n)
+        weight = np.full(n, 1 / n)
+        for _ in range(100):
+            weight = (1 - DAMPING) / n + DAMPING * weight @ passes
+        # Rounded, so that ties are the same on every machine.
+        return np.argsort(-np.round(weight * n, 9), kind="stable").tolist()
 
     def estimate(self, n: int) -> int:
         return int(n > 1) if n <= self.block else -(-n * self.replicas // self.block)
