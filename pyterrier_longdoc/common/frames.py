@@ -135,6 +135,10 @@ def _moved(parts: Any, shift: int, ends: slice) -> Any:
     return [(*part[: ends.start], *(int(end) + shift for end in part[ends]), *part[ends.stop :]) for part in parts]
 
 
+_NO_TEXTS = ("qid", "query", "docno", "docid", "score", "rank", "query_0")
+"""Columns that are never taken for the text of a document."""
+
+
 def validated(
     inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, extra: Sequence[str] = ()
 ) -> list[str]:
@@ -150,10 +154,18 @@ def validated(
                 v.result_frame(["query", *extra], mode="text_loader")
     except pt.validate.InputValidationError as error:
         absent = [name for name in ("qid", "docno", "query", *extra, *fields) if name not in inp]
-        if text_loader is None and absent and set(absent) <= set(fields):
-            columns = ", ".join(map(repr, absent))
+        columns, name = ", ".join(map(repr, absent)), type(context).__name__
+        if "docno" in absent and "query" in inp:
+            advice = f"put a first stage before it, e.g. BM25 ({error.args[0]})"
+            error.args = (f"{name} reranks documents, but its input has topics without {columns}: {advice}",)
+        elif text_loader is None and absent and set(absent) <= set(fields):
             advice = f"put dataset.text_loader() before it, or set text_loader= or text_field= ({error.args[0]})"
-            error.args = (f"{type(context).__name__} lacks the text column(s) {columns}: {advice}",)
+            texts = inp.columns.difference(_NO_TEXTS, sort=False)
+            texts = [other for other in texts if len(inp) and isinstance(inp[other].iloc[0], str)]
+            if texts:
+                longest = max(texts, key=lambda other: len(inp[other].iloc[0]))
+                advice = f"set text_field={longest!r} if this is the text; otherwise, {advice}"
+            error.args = (f"{name} lacks the text column(s) {columns}: {advice}",)
         raise
     check_qids(inp)
     return fields

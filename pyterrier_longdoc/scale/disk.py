@@ -17,7 +17,7 @@ from ..common.frames import check_columns, check_qids, numeric
 from ..common.key import frame_digest, model_keys
 from ..common.progress import work_bar
 from ..common.runs import run_lines, stages_of
-from ..common.warnings import warn
+from ..common.warnings import as_one_call, warn
 from .blocks import blocks_of, transformed
 from .ray import Distributed
 
@@ -83,7 +83,7 @@ def rerank_to_disk(
     else:
         results = ((number, *transformed(pipeline, frame)) for number, frame in frames)
     coverages = []
-    with work_bar("rerank_to_disk", " rows", total, shown=verbose, done=total - rows_to_do) as bar:
+    with as_one_call(), work_bar("rerank_to_disk", " rows", total, shown=verbose, done=total - rows_to_do) as bar:
         for number, result, coverage in results:
             _write(result, _block_file(out, number), f"the results of {pipeline!r}")
             coverages += [] if coverage is None else [coverage]

@@ -63,8 +63,7 @@ def train(
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
         ValueError: if the recipe does not fit the data or the model, or the checkpoint folder has another training.
     """
-    if recipe.patience is not None and validate is None:
-        raise ValueError(f"patience={recipe.patience} needs validation data: pass topics_or_res_va and qrels_va to fit")
+    _check_validation(recipe, validate)
     if LOSSES[recipe.loss].teacher and any(group.targets is None for group in data.groups):
         problem = f"loss={recipe.loss!r} needs the teacher's scores, teacher_field={recipe.teacher_field!r}"
         raise ValueError(f"{problem}: put TeacherScores(teacher) before the student")
@@ -105,6 +104,13 @@ def train(
             problem = f"training interrupted after step {state.step} of {run.total_steps}: {kept} are kept"
             raise KeyboardInterrupt(f"{problem}; {how}") from None
     return run.history
+
+
+def _check_validation(recipe: TrainingArgs, validate: Callable[[], float] | None) -> None:
+    for name in ("patience", "validate_steps"):
+        value = getattr(recipe, name)
+        if value is not None and validate is None:
+            raise ValueError(f"{name}={value} needs validation data: pass topics_or_res_va and qrels_va to fit")
 
 
 def ranking_loss(model: nn.Module, examples: Sequence[Example], recipe: TrainingArgs) -> torch.Tensor:

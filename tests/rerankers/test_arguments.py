@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
@@ -284,3 +285,32 @@ def test_a_user_class_takes_the_arguments_of_its_own_init():
             super().__init__(url)
 
     assert Mine(url="some/model").backbone == "some/model"
+
+
+@pytest.mark.parametrize(
+    ("create", "cure"),
+    [
+        (lambda: ld.MaxP("longdoc:maxp"), r"ld\.MaxP\.load\('longdoc:maxp'\)"),
+        (lambda: ld.MaxP("longdoc:parade-attn"), r"ld\.PARADE\.load\('longdoc:parade-attn'\)"),
+        (lambda: ld.BiEncoder("longdoc:maxp"), r"ld\.MaxP\.load"),
+        (lambda: ld.MaxP("longdoc:none"), "longdoc:minilm-l6"),
+        (lambda: ld.MaxP(device="gpu"), "'cuda'"),
+        (lambda: ld.BiEncoder(device="gpu"), "'cuda'"),
+    ],
+)
+def test_the_constructor_names_the_cure(create, cure):
+    with pytest.raises(ValueError, match=cure):
+        create()
+
+
+@pytest.mark.parametrize(
+    ("frame", "cure"),
+    [
+        ({"qid": ["1"], "query": ["a cat"]}, "first stage"),
+        ({"qid": ["1"], "query": ["a cat"], "docno": ["d"], "url": ["x"], "body": ["a cat sat"]}, "text_field='body'"),
+        ({"qid": ["1"], "query": ["a cat"], "docno": ["d"]}, "text_loader"),
+    ],
+)
+def test_missing_columns_name_the_cure(frame, cure):
+    with pytest.raises(pt.validate.InputValidationError, match=cure):
+        ld.MaxP()(pd.DataFrame(frame))

@@ -1,4 +1,4 @@
-"""Rows without text and empty queries are counted, and each model tells of them once."""
+"""Rows without text and empty queries are counted, and each model tells of them in every call."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ def counts(coverage) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_counts_empty_texts_and_queries_and_warns(name):
     model = MODELS[name]()
-    [message] = told(lambda: model(RUN))
-    assert message.startswith(f"{type(model).__name__}: some rows have no text (in 'text')")
+    for _ in range(2):  # in every call
+        [message] = told(lambda: model(RUN))
+        assert message.startswith(f"{type(model).__name__}: 5 of 7 rows have no text (in 'text')")
     assert counts(model.coverage) == (7, 5, 0, 0)
-    [message] = told(lambda: model(RUN.assign(query=["dog"] * 5 + ["  ", None])))
-    assert message.startswith(f"{type(model).__name__}: some rows have no query")
-    assert counts(model.coverage) == (7, 5, 2, 2)
+    [message] = told(lambda: model(RUN.assign(text="a dog", query=["dog"] * 5 + ["  ", None])))
+    assert message.startswith(f"{type(model).__name__}: 2 of 7 rows have no query")
+    assert counts(model.coverage) == (7, 0, 2, 2)
     assert told(lambda: model(RUN.assign(text="a dog"))) == []
     assert counts(model.coverage) == (7, 0, 0, 0)
 
@@ -82,7 +83,7 @@ def test_a_row_counts_as_empty_only_if_all_its_text_fields_are(cross_encoder):
     for repeat in (None, "title"):
         model = make("MaxP", cross_encoder, text_field=("title", "text"), repeat=repeat)
         [message] = told(lambda model=model: model(frame))
-        assert "some rows have no text (in 'title', 'text')" in message
+        assert "3 of 7 rows have no text (in 'title', 'text')" in message
         assert model.summary(frame).rows_without_text == 3
 
 
@@ -99,8 +100,8 @@ def test_empty_texts_of_a_text_loader_are_counted(cross_encoder):
 def test_fit_warns_once_about_empty_texts_for_any_number_of_epochs(cross_encoder):
     model = make("MaxP", cross_encoder, training=ld.TrainingArgs(epochs=3, negatives=1))
     [message] = told(lambda: model.fit(RUN, QRELS))
-    assert message.startswith("MaxP in fit: some rows have no text")
     drawn, empty = counts(model.coverage)[:2]
+    assert message.startswith(f"MaxP in fit: {empty} of {drawn} rows have no text")
     assert 0 < empty < drawn <= 7
 
 
@@ -110,3 +111,11 @@ def test_a_job_on_disk_warns_once_about_empty_texts_of_all_blocks(cross_encoder,
     pointwise = ld.Pointwise(CallableBackend(likely, name="likely"))
     messages = told(lambda: ld.rerank_to_disk(model >> pointwise, RUN, tmp_path / "two"))
     assert [message.partition(":")[0] for message in messages] == ["MaxP", "Pointwise"]
+
+
+def test_several_texts_of_a_document_are_reported(cross_encoder):
+    model = make("MaxP", cross_encoder)
+    rows = RUN.head(2).assign(docno="d0", text=["a dog", "a cat"])
+    assert any("'d0'" in message for message in told_of(UserWarning, lambda: model(rows)))
+    for harmless in (rows.assign(text="a dog"), rows.assign(qid=["1", "2"]), rows.assign(docno=["d0%p0", "d0%p1"])):
+        assert told_of(UserWarning, lambda harmless=harmless: make("MaxP", cross_encoder)(harmless)) == []

@@ -237,7 +237,11 @@ def test_a_model_whose_training_diverged_does_not_score(cross_encoder):
 
 @pytest.mark.parametrize(
     ("recipe", "named"),
-    [({"loss": "margin_mse", "teacher_field": "other"}, "'other'"), ({"patience": 2}, "patience=2")],
+    [
+        ({"loss": "margin_mse", "teacher_field": "other"}, "'other'"),
+        ({"patience": 2}, "patience=2"),
+        ({"validate_steps": 2}, "validate_steps=2"),
+    ],
 )
 def test_a_recipe_that_lacks_its_data_is_refused(recipe, named):
     with pytest.raises(ValueError, match=named):
