@@ -26,6 +26,15 @@ from .systems import make_folds, named_systems, runs_of_system
 from .tables import Decimals
 
 
+IN_PYTERRIER = {
+    "perquery": "the results have .perquery",
+    "dataframe": "the results have .means, .table and .perquery",
+    "highlight": "print or display the results",
+    "correction_alpha": "use alpha=",
+}
+"""What takes the place of arguments of `pt.Experiment`."""
+
+
 class ExperimentWarning(UserWarning):
     """A check of an experiment failed, so its results may be unreliable; see the `checks` of the results."""
 
@@ -54,6 +63,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     save_dir: str | Path | None = None,
     save_mode: str = "warn",
     verbose: bool = False,
+    **unknown: Any,
 ) -> ExperimentResults:
     """Compare systems over seeds and folds, as in Boytsov et al. 2025.
 
@@ -104,8 +114,12 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         verbose: show a progress bar over the runs.
 
     Returns:
-        The results, with `.table`, `.comparisons`, `.to_markdown()` and so on.
+        The results. `print` shows means and significance; `.table` has the columns of `pt.Experiment`, `.perquery` the
+        values of each query.
     """
+    for name in unknown:
+        cure = IN_PYTERRIER.get(name)
+        raise TypeError(f"Experiment() has no argument {name!r}" + ("" if cure is None else f": {cure}"))
     check_arguments("int | None", at_least=1, batch_size=batch_size)
     if seeds is not None:
         check_seeds(seeds)

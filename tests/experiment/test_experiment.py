@@ -316,6 +316,14 @@ def test_one_model_that_is_fitted_for_several_folds_or_seeds_is_refused(argument
     assert len(experiment(lambda seed, fold: FIRST >> finished, seeds=[0, 1], folds=PAIRS).seeds["a"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("argument", "named"), [("perquery", r"\.perquery"), ("correction_alpha", "alpha="), ("x", "'x'")]
+)
+def test_arguments_of_pyterrier_name_what_takes_their_place(argument, named):
+    with pytest.raises(TypeError, match=named):
+        experiment(FIRST, **{argument: True})
+
+
 RUN, OTHER = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 1.0, 1)
 ONLY_QRELS = {"filter_by_qrels": True, "filter_by_topics": False}
 BAD = [
