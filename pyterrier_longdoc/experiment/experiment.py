@@ -25,7 +25,6 @@ from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names
 from .systems import make_folds, named_systems, runs_of_system
 from .tables import Decimals
 
-
 IN_PYTERRIER = {
     "perquery": "the results have .perquery",
     "dataframe": "the results have .means, .table and .perquery",
@@ -112,6 +111,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             those of the saved run. Changes in other stages are not noticed: choose `"overwrite"` after one. Factories
             are called all the same; give a training in one a `TrainingArgs(checkpoint=)`.
         verbose: show a progress bar over the runs.
+        **unknown: an error, which names what takes the place of an argument of `pt.Experiment`.
 
     Returns:
         The results. `print` shows means and significance; `.table` has the columns of `pt.Experiment`, `.perquery` the
