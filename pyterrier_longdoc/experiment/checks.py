@@ -20,17 +20,17 @@ Check = tuple[str, str, int, str]
 
 
 def check_runs(
-    outcomes: Mapping[str, Sequence[EvaluatedRun]], qids: Sequence[str], statistics: Statistics
+    outcomes: Mapping[str, Sequence[EvaluatedRun]], qids: Sequence[str], topics: pd.DataFrame, statistics: Statistics
 ) -> pd.DataFrame:
     """Return a row for each failed check, for the worst seed of a system (candidates: for the first seed)."""
-    rows: list[Check] = []
+    rows: list[Check] = list(_repeated(topics))
     queries = len(qids)
     without_relevant: dict[tuple[str, ...], list[str]] = {}
     for name, runs in outcomes.items():
         for check in RUN_CHECKS:
             doubtful = max(run.doubtful[check] for run in runs)
             if doubtful:
-                rows.append((check, name, doubtful, f"{check} in {doubtful} of {queries} queries of {name}"))
+                rows.append((check, name, doubtful, f"{doubtful} of {queries} queries of {name}"))
         distinct = len({run.values.tobytes() for run in runs})
         if distinct < len(runs):
             message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the same values as another seed"
@@ -38,9 +38,8 @@ def check_runs(
         lacking = tuple(qid for qid in runs[0].candidates if qid not in runs[0].with_relevant)
         without_relevant.setdefault(lacking, []).append(name)
     for lacking, names in without_relevant.items():  # systems with the same queries share the message
-        check = "no relevant candidate"
-        message = f"{check} in {len(lacking)} of {queries} queries of {', '.join(names)}"
-        rows += [(check, name, len(lacking), message) for name in names if lacking]
+        message = f"{len(lacking)} of {queries} queries of {', '.join(names)}"
+        rows += [("no relevant candidate", name, len(lacking), message) for name in names if lacking]
 
     values = {name: mean_over_seeds(np.stack([run.values for run in runs])) for name, runs in outcomes.items()}
     pairs = [pair for _, _, references in statistics.references(list(outcomes)) for pair in references.items()]
@@ -56,6 +55,12 @@ def check_runs(
     if statistics.baseline or statistics.partner:
         rows += _too_few(queries, statistics)
     return pd.DataFrame(rows, columns=CHECK_COLUMNS)
+
+
+def _repeated(topics: pd.DataFrame) -> Iterator[Check]:
+    qids = topics["qid"][topics["qid"].duplicated()].unique()
+    if len(qids):
+        yield "repeated topics", "", len(qids), f"{len(qids)} qids have several rows in the topics, e.g. {qids[0]!r}"
 
 
 def _too_few(queries: int, statistics: Statistics) -> Iterator[Check]:

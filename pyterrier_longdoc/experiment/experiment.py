@@ -163,7 +163,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         statistics,
         round=to_scalar(round),
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
-        checks=check_runs(outcomes, evaluator.qids, statistics),
+        checks=check_runs(outcomes, evaluator.qids, topics, statistics),
         settings={**settings, "papers": list(papers)},
         folder=None if save_dir is None else Path(save_dir),
     )

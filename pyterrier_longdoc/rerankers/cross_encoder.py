@@ -304,8 +304,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if reports:
             pt.tqdm.write(f"{name}: {summary}")
         elif not self.verbose and (summary.used < summary.queries or summary.not_found):
-            problem = "some queries or judged documents are left out of the training (see .trained_on)"
-            warn(f"{name}: {problem}.", LeftOutWarning)
+            warn(f"{name}: {summary} (.trained_on).", LeftOutWarning)
         model, settings = self.model, None
         model.trained_qids |= {group.qid for group in data.groups}
         if recipe.checkpoint is not None:
@@ -402,8 +401,8 @@ class CrossEncoder(Reranker, pt.Estimator):
     def history(self) -> pd.DataFrame:
         """One row per epoch and per validation; `training.plot_history` plots it.
 
-        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate`, `documents_per_second` and, with
-        validation data, `validation`.
+        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate` and one for each other prefix of the
+        recipe's rates, e.g. `learning_rate encoder.`, `documents_per_second` and, with validation data, `validation`.
         """
         return history_frame([] if self._model is None else self._model.history)
 

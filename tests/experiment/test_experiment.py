@@ -217,7 +217,6 @@ def test_all_failed_checks_are_listed_and_warned_about():
         ("tied scores", "constant"): 2,
         ("NaN or infinite scores", "nan"): 2,
         ("missing queries", "missing"): 2,
-        ("tied scores", "twice"): 1,
         ("repeated documents", "twice"): 1,
         ("different candidates", "missing"): 2,
         ("different candidates", "shorter"): 2,
@@ -241,6 +240,13 @@ def test_queries_without_a_relevant_candidate_are_counted():
     assert found({"whole": run}, TOPICS, unjudged, METRICS)[1][["check", "queries"]].to_numpy().tolist() == [
         ["no relevant candidate", 1]
     ]
+
+
+def test_repeated_topics_are_named_and_not_taken_for_ties():
+    systems = {"a": pt.Transformer.from_df(RUN[["qid", "docno", "score"]])}
+    warned, checks = found(systems, pd.concat([TOPICS, TOPICS.head(2)]), QRELS, METRICS)
+    assert dict(zip(checks["check"], checks["queries"], strict=True)) == {"repeated topics": 2, "repeated documents": 2}
+    assert "'q0'" in warned["repeated topics"]
 
 
 def test_too_few_queries_cause_a_warning():
