@@ -169,10 +169,10 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     )
     if save_dir is not None:
         results.save(save_dir)
-    for check, rows in results.checks.groupby("check", sort=False):
+    for _, rows in results.checks.groupby("check", sort=False):
         messages = rows["message"].unique().tolist()
         more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
-        warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning)
+        warn("; ".join(messages[:3]) + more, ExperimentWarning)
     return results
 
 

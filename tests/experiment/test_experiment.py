@@ -186,7 +186,10 @@ def found(*args, **kwargs):
         checks = Experiment(*args, **kwargs).checks
     own = [warning for warning in caught if issubclass(warning.category, ExperimentWarning)]
     assert {warning.filename for warning in own} <= {__file__}
-    return dict(str(warning.message).split(": ", 1) for warning in own), checks
+    messages = [str(warning.message) for warning in own]
+    warned = checks.drop_duplicates("check")[["check", "message"]].to_numpy().tolist()
+    assert len(own) == len(warned)
+    return {check: next(text for text in messages if text.startswith(message)) for check, message in warned}, checks
 
 
 def test_all_failed_checks_are_listed_and_warned_about():
@@ -235,7 +238,9 @@ def test_queries_without_a_relevant_candidate_are_counted():
     rows = checks[checks["check"] == "no relevant candidate"]
     # Queries for which nothing was returned are told as missing.
     assert dict(zip(rows["name"], rows["queries"], strict=True)) == {"a": 3, "b": 3, "missing": 2}
-    assert warned["no relevant candidate"].count("3 of 30 queries") == 1  # once for both systems
+    assert (
+        warned["no relevant candidate"].count("no relevant candidate in 3 of 30 queries") == 1
+    )  # once for both systems
     unjudged = QRELS.assign(label=QRELS["label"].where(QRELS["qid"] != "q5", 0))
     assert found({"whole": run}, TOPICS, unjudged, METRICS)[1][["check", "queries"]].to_numpy().tolist() == [
         ["no relevant candidate", 1]
