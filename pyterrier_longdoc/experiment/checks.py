@@ -20,10 +20,10 @@ Check = tuple[str, str, int, str]
 
 
 def check_runs(
-    outcomes: Mapping[str, Sequence[EvaluatedRun]], qids: Sequence[str], statistics: Statistics
+    outcomes: Mapping[str, Sequence[EvaluatedRun]], qids: Sequence[str], topics: pd.DataFrame, statistics: Statistics
 ) -> pd.DataFrame:
     """Return a row for each failed check, for the worst seed of a system (candidates: for the first seed)."""
-    rows: list[Check] = []
+    rows: list[Check] = list(_repeated(topics))
     queries = len(qids)
     without_relevant: dict[tuple[str, ...], list[str]] = {}
     for name, runs in outcomes.items():
@@ -55,6 +55,12 @@ def check_runs(
     if statistics.baseline or statistics.partner:
         rows += _too_few(queries, statistics)
     return pd.DataFrame(rows, columns=CHECK_COLUMNS)
+
+
+def _repeated(topics: pd.DataFrame) -> Iterator[Check]:
+    qids = topics["qid"][topics["qid"].duplicated()].unique()
+    if len(qids):
+        yield "repeated topics", "", len(qids), f"{len(qids)} qids have several rows in the topics, e.g. {qids[0]!r}"
 
 
 def _too_few(queries: int, statistics: Statistics) -> Iterator[Check]:

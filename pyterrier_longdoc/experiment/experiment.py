@@ -25,6 +25,14 @@ from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names
 from .systems import make_folds, named_systems, runs_of_system
 from .tables import Decimals
 
+IN_PYTERRIER = {
+    "perquery": "the results have .perquery",
+    "dataframe": "the results have .means, .table and .perquery",
+    "highlight": "print or display the results",
+    "correction_alpha": "use alpha=",
+}
+"""What takes the place of arguments of `pt.Experiment`."""
+
 
 class ExperimentWarning(UserWarning):
     """A check of an experiment failed, so its results may be unreliable; see the `checks` of the results."""
@@ -54,6 +62,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     save_dir: str | Path | None = None,
     save_mode: str = "warn",
     verbose: bool = False,
+    **unknown: Any,
 ) -> ExperimentResults:
     """Compare systems over seeds and folds, as in Boytsov et al. 2025.
 
@@ -102,10 +111,15 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             those of the saved run. Changes in other stages are not noticed: choose `"overwrite"` after one. Factories
             are called all the same; give a training in one a `TrainingArgs(checkpoint=)`.
         verbose: show a progress bar over the runs.
+        **unknown: an error, which names what takes the place of an argument of `pt.Experiment`.
 
     Returns:
-        The results, with `.table`, `.comparisons`, `.to_markdown()` and so on.
+        The results. `print` shows means and significance; `.table` has the columns of `pt.Experiment`, `.perquery` the
+        values of each query.
     """
+    for name in unknown:
+        cure = IN_PYTERRIER.get(name)
+        raise TypeError(f"Experiment() has no argument {name!r}" + ("" if cure is None else f": {cure}"))
     check_arguments("int | None", at_least=1, batch_size=batch_size)
     if seeds is not None:
         check_seeds(seeds)
@@ -149,16 +163,16 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         statistics,
         round=to_scalar(round),
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
-        checks=check_runs(outcomes, evaluator.qids, statistics),
+        checks=check_runs(outcomes, evaluator.qids, topics, statistics),
         settings={**settings, "papers": list(papers)},
         folder=None if save_dir is None else Path(save_dir),
     )
     if save_dir is not None:
         results.save(save_dir)
-    for check, rows in results.checks.groupby("check", sort=False):
+    for _, rows in results.checks.groupby("check", sort=False):
         messages = rows["message"].unique().tolist()
         more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
-        warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning)
+        warn("; ".join(messages[:3]) + more, ExperimentWarning)
     return results
 
 

@@ -57,6 +57,9 @@ class ExperimentResults:
     def __repr__(self) -> str:
         return f"ExperimentResults({len(self.names)} systems, {len(self.qids)} queries, {', '.join(self.measures)})"
 
+    def __str__(self) -> str:
+        return paper_table(self).to_string()
+
     def _repr_html_(self) -> str:
         return self.styled().to_html()
 

@@ -194,9 +194,11 @@ def count_doubtful(run: RunByQuery, qids: Sequence[str], counts: dict[str, int])
             counts["missing queries"] += 1
             continue
         docnos, scores = run[qid]
+        rows, documents = len(docnos), dict(zip(docnos.tolist(), scores.tolist(), strict=True))
+        scores = np.array(list(documents.values()))
         with np.errstate(over="ignore"):
             distinct = len(np.unique(scores.astype("float32"), equal_nan=False))
         counts["NaN or infinite scores"] += not np.isfinite(scores).all()
         counts["constant scores"] += distinct == 1 < len(scores)
         counts["tied scores"] += distinct < len(scores)
-        counts["repeated documents"] += len(set(docnos.tolist())) < len(docnos)
+        counts["repeated documents"] += len(documents) < rows

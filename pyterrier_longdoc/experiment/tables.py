@@ -44,6 +44,7 @@ class Notation(NamedTuple):
 MARKDOWN = Notation(lambda text: text.translate(str.maketrans(MARKDOWN_SPECIAL)), "**{}**", "<sup>{}</sup>")
 LATEX = Notation(lambda text: text.translate(str.maketrans(LATEX_SPECIAL)), r"\textbf{{{}}}", "$^{{{}}}$")
 HTML = Notation(html.escape, "<b>{}</b>", "<sup>{}</sup>")
+PLAIN = Notation(str, "{}", "^{}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,6 +89,10 @@ class PaperTable:
             frame["Average gain"] = [_percent(average, notation) for average in averages]
         return frame
 
+    def to_string(self) -> str:
+        """Return a table in plain text, without bold, and a line that explains it."""
+        return f"{self.frame(PLAIN).reset_index().to_string(index=False)}\n{self.note(PLAIN)}".rstrip()
+
     def to_markdown(self) -> str:
         """Return a table in GitHub's Markdown and a line that explains it."""
         frame = self.frame(MARKDOWN).reset_index()
@@ -121,7 +126,7 @@ class PaperTable:
     def note(self, notation: Notation = HTML) -> str:
         """Return the line that explains the table."""
         first = next(iter(self.results.values()))
-        s, note = first.statistics, "Best in bold."
+        s, note = first.statistics, "" if notation is PLAIN else "Best in bold."
         seeds = max(len(labels) for results in self.results.values() for labels in results.seeds.values())
         if seeds > 1:
             note += f" Averaged over {seeds} seeds where a system has them."
@@ -140,7 +145,7 @@ class PaperTable:
         pairs = "; ".join(f"{reference} for {name}" for name, reference in partners.items())
         detail = notation.escape(f" ({pairs})") if len(set(partners.values())) > 1 else ""
         gain = next(iter(names.values())) + detail
-        return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {method}"
+        return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {method}".lstrip()
 
 
 def _cell(mean: float | None, digits: int, best: float, marks: str, gain: float | None, notation: Notation) -> str:

@@ -406,8 +406,8 @@ class CrossEncoder(Reranker, pt.Estimator):
     def history(self) -> pd.DataFrame:
         """One row per epoch and per validation; `training.plot_history` plots it.
 
-        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate`, `documents_per_second` and, with
-        validation data, `validation`.
+        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate` and one for each other prefix of the
+        recipe's rates, e.g. `learning_rate encoder.`, `documents_per_second` and, with validation data, `validation`.
         """
         return history_frame([] if self._model is None else self._model.history)
 

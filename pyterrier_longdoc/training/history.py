@@ -12,8 +12,6 @@ from ..common.frames import integer_labels
 from ..common.measures import measure_named
 from ..common.plots import COLOURS, new_axes
 
-_COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
-
 
 def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     """Return the mean of a measure (as in `pt.Experiment`, e.g. `"nDCG@10"`) over the judged queries.
@@ -34,8 +32,10 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
 
 def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Return the entries of `train` as a table, without empty columns."""
-    columns = [name for name in _COLUMNS if any(name in entry for entry in entries)]
-    return pd.DataFrame(entries, columns=columns or list(_COLUMNS[:3]))
+    names = {name for entry in entries for name in entry}
+    rates = sorted(name for name in names if name.startswith("learning_rate"))
+    last = [name for name in ("documents_per_second", "validation") if name in names]
+    return pd.DataFrame(entries, columns=["epoch", "step", "loss", *rates, *last])
 
 
 def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:

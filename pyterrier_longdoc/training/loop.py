@@ -57,7 +57,8 @@ def train(
 
     Returns:
         The list `history` of entries with `epoch` and `step` from 1, `loss` (mean per example since the last entry),
-        `learning_rate` (the highest), `documents_per_second` and, after a validation, `validation`.
+        `learning_rate` (and `learning_rate PREFIX` for each prefix of the recipe but `""`), `documents_per_second` and,
+        after a validation, `validation`.
 
     Raises:
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
@@ -90,8 +91,9 @@ def train(
                 for start in range(steps_done * recipe.queries_per_step, len(picks), recipe.queries_per_step):
                     run.step(picks[start : start + recipe.queries_per_step])
                     on_step()
-                    loss, rate, speed = run.figures().values()
-                    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
+                    loss, *rates, speed = run.figures().values()
+                    lr = ", ".join(f"{rate:.1e}" for rate in rates)
+                    bar.set_postfix(loss=f"{loss:.3f}", lr=lr, documents=f"{speed:.1f}/s", refresh=False)
                     bar.update()
                     run.report(validate)
                     if run.is_over:
@@ -215,11 +217,11 @@ class Run:
         return total
 
     def figures(self) -> dict[str, float]:
-        """Return the loss, learning rate and speed of the steps since the last entry of the history."""
+        """Return the loss, learning rates and speed of the steps since the last entry of the history."""
         state = self.state
         return {
             "loss": state.loss / state.examples,
-            "learning_rate": max(group["lr"] for group in self.optimizer.param_groups),
+            **{f"learning_rate {group['prefix']}".rstrip(): group["lr"] for group in self.optimizer.param_groups},
             "documents_per_second": state.documents / state.seconds,
         }
 

@@ -31,7 +31,8 @@ def make_optimizer(model: nn.Module, recipe: TrainingArgs) -> torch.optim.AdamW:
         if parameter.requires_grad:
             prefix = max(filter(name.startswith, recipe.learning_rates), key=len)
             rate, decays = recipe.learning_rates[prefix], recipe.decay == "all" or parameter.ndim > 1
-            group = {"params": [], "lr": rate, "peak": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
+            decay = recipe.weight_decay if decays else 0.0
+            group = {"params": [], "prefix": prefix, "lr": rate, "peak": rate, "weight_decay": decay}
             groups.setdefault((prefix, decays), group)["params"].append(parameter)
     # The fused kernel reads and writes the weights only once per step.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")

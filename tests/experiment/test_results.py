@@ -52,6 +52,18 @@ def test_results_are_printed_as_markdown():
     assert all(words in text.splitlines()[-1] for words in ("paired t-test", "alpha 0.05"))
 
 
+def test_print_shows_means_gains_and_significance():
+    *lines, note = str(made_up(**OPTIONS)).splitlines()
+    assert [line.split() for line in lines] == [
+        ["System", "nDCG@10", "AP", "Average", "gain"],
+        ["FirstP", "0.500", "0.500", "-"],
+        ["MaxP_1", "0.650^ab", "(+30.0%)", "0.650^ab", "(+30.0%)", "+30.0%"],
+        ["P", "&", "50%", "0.501", "(+0.2%)", "0.501", "(+0.2%)", "+0.2%"],
+    ]
+    assert "^a from FirstP, ^b from P & 50% (paired t-test" in note
+    assert str(made_up()).splitlines()[-1].split() == ["P", "&", "50%", "0.501", "0.501"]
+
+
 def test_results_are_printed_as_latex():
     lines = made_up(**OPTIONS, correction="holm").to_latex().splitlines()
     assert lines[:-2] == [

@@ -76,6 +76,13 @@ def test_the_longest_matching_prefix_gives_the_learning_rate():
     }
 
 
+def test_the_history_has_the_rate_of_each_prefix(cross_encoder):
+    recipe = TrainingArgs(epochs=2, warmup=0.0, learning_rates={"encoder.": 1e-5, "": 1e-4}, decay="matrices")
+    history = make("MaxP", cross_encoder, training=recipe).fit(RUN, JUDGED).history
+    assert history["learning_rate"].tolist() == [1e-4] * 2
+    assert history["learning_rate encoder."].tolist() == [1e-5] * 2
+
+
 def test_weight_decay_of_matrices_excludes_biases():
     groups = make_optimizer(Toy(), TrainingArgs(weight_decay=0.1, decay="matrices")).param_groups
     assert all((group["weight_decay"] == 0.1) == (p.ndim > 1) for group in groups for p in group["params"])
