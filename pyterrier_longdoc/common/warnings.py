@@ -68,6 +68,10 @@ def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> No
     for cause in coverage.lost:
         message = f"{name} did not read all text: some was truncated by {cause} (see .coverage)."
         warn_once(transformer, message, TruncationWarning)
+    seen = getattr(getattr(transformer, "trained_on", None), "longest_input", 0)
+    if not task and coverage.longest_input > 2 * seen > 0:
+        message = f"{name} reads inputs more than twice as long as any in its training ({seen} tokens)"
+        warn_once(transformer, f"{message}: compare shorter windows.", UserWarning)
     missing = {f"text (in {columns})": coverage.rows_without_text, "query (in 'query')": coverage.rows_without_query}
     for what in (what for what, rows in missing.items() if rows):
         advice = "they are scored like all others (see .coverage): add it, or leave the rows out"

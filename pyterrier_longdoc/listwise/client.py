@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,7 +131,7 @@ class LLMClient:
         key = hashlib.sha256(content.encode()).hexdigest()
         # With a cache, equal prompts of concurrent queries are only paid for once.
         with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
-            entry = None if self.cache is None else self.cache.get_many([key], _entry).get(key)
+            entry = None if self.cache is None else self.cache.get_many([key]).get(key)
             if entry is not None:
                 with _COUNTING:
                     self.cached += 1
@@ -153,11 +153,6 @@ class LLMClient:
             self.calls, self.input_tokens = self.calls + 1, self.input_tokens + tokens_in
             self.output_tokens += tokens_out
         return replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
-
-
-def _entry(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the cache; LookupError if a field is missing."""
-    return {f.name: stored[f.name] for f in fields(Reply)}
 
 
 class AsksLLM:

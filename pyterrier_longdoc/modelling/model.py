@@ -97,6 +97,7 @@ class Model(nn.Module):
         saved_arguments: the reprs of the arguments with which the weights were saved.
         history: an entry per epoch of training and per validation.
         recipe: the recipe of the last training, JSON-able; None before.
+        trained_on: the queries of the last training and the length of its inputs; None before.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -128,6 +129,7 @@ class Model(nn.Module):
         self.saved_arguments: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
         self.recipe: dict[str, Any] | None = None
+        self.trained_on: Any = None
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
         self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -31,6 +32,7 @@ class TrainedOn:
         not_retrieved: queries left out because none of their relevant documents is among the candidates.
         without_negative: queries left out because no candidate can be a negative.
         validated: validation queries; 0 without validation.
+        longest_input: tokens of the longest input of the backbone in training.
         qids: the qids of the queries used for training.
     """
 
@@ -45,9 +47,12 @@ class TrainedOn:
     not_retrieved: int = 0
     without_negative: int = 0
     validated: int = 0
+    longest_input: int = 0
     qids: frozenset[str] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
+        if not self.queries:
+            return f"inputs of up to {self.longest_input} tokens"
         parts = [
             f"{self.used} of {self.queries} queries are trained on, with {self.candidates} candidates ({self.relevant} "
             f"relevant)"
@@ -57,6 +62,15 @@ class TrainedOn:
         parts += [f"left out: {self.left_out}"] if self.left_out else []
         parts += [f"validated on {self.validated}"] if self.validated else []
         return "; ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON-serializable values by name, for `from_dict`."""
+        return {**vars(self), "qids": sorted(self.qids)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainedOn:
+        """Restore from `as_dict`."""
+        return cls(**{**values, "qids": frozenset(values.get("qids", ()))})
 
     @property
     def left_out(self) -> str:

@@ -197,6 +197,8 @@ def package(folder: Path, name: str) -> None:
         model.start_from(trained)
         model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
     made[HEAD] = ld.PARADE.load(folder / HEAD)
+    for model in made.values():
+        model.model.trained_on = trained.model.trained_on
     for short, model in made.items():
         encoder_of = None if short == "maxp" else "longdoc:maxp"
         if encoder_of is not None:  # its very weights, so that nothing of the encoder is stored again
