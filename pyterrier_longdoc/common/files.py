@@ -21,6 +21,7 @@ from typing import Any
 MARKER = ".pyterrier_longdoc"
 """An empty file in each folder of this package: others' files of the same names are not ours to replace."""
 
+_DAMAGE = (AttributeError, LookupError, RecursionError, TypeError, UnicodeError, JSONDecodeError)
 _DAY = 24 * 60 * 60
 _NUMBERS = itertools.count()
 _ROWS_AT_ONCE = 64  # of a Parquet file; some published documents have a megabyte
@@ -47,7 +48,7 @@ def undamaged(file: Path, cure: str, *errors: type[Exception]) -> Iterator[None]
         yield
     except FileNotFoundError:
         raise
-    except (AttributeError, LookupError, RecursionError, TypeError, UnicodeError, JSONDecodeError, *errors) as error:
+    except (*_DAMAGE, *errors) as error:
         raise ValueError(f"{str(file)!r} is damaged ({type(error).__name__}: {error}): {cure}") from error
 
 

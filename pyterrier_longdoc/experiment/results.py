@@ -187,7 +187,12 @@ class ExperimentResults:
         """Write settings, per-query values, checks, efficiency and tables, but not the runs, to a folder for `load`."""
         folder = Path(full_path(folder))
         claim(folder)
-        settings = {"systems": self.seeds, "queries": self.qids, "measures": self.measures, "round": self.round}
+        settings: dict[str, Any] = {
+            "systems": self.seeds,
+            "queries": self.qids,
+            "measures": self.measures,
+            "round": self.round,
+        }
         settings |= {"statistics": self.statistics.as_dict(), **self.settings}
         frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}

@@ -135,6 +135,6 @@ def test_coverage_after_fit_is_that_of_transform(name, changes, cross_encoder):
     read = model.coverage
     model(run)
     assert read == model.coverage
-    assert read.documents >= run["text"].nunique()
+    assert read.pairs >= run["text"].nunique()
     assert read.tokens_computed >= read.tokens_encoded > read.tokens_read
     assert read.dtype == "float32"
