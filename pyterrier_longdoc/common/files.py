@@ -44,11 +44,12 @@ def claim(folder: Path) -> None:
 @contextmanager
 def undamaged(file: Path, cure: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn errors in the contents of a file of this package, also `errors`, into a ValueError that names the file."""
+    kinds: tuple[type[Exception], ...] = (*_DAMAGE, *errors)
     try:
         yield
     except FileNotFoundError:
         raise
-    except (*_DAMAGE, *errors) as error:
+    except kinds as error:
         raise ValueError(f"{str(file)!r} is damaged ({type(error).__name__}: {error}): {cure}") from error
 
 
