@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_arguments
+from ..common.files import full_path
 from ..common.frames import TextField, as_strings, check_columns, check_windows, field_names, texts_of, with_windows_in
 from ..common.language import counted
 
@@ -180,7 +181,7 @@ class ShownRanking:
     def save(self, file: str | Path) -> None:
         """Write the ranking as an HTML page."""
         page = f'<!doctype html><meta charset="utf-8"><title>{escape(self.query)}</title>{self._repr_html_()}'
-        Path(file).write_text(page, encoding="utf-8")
+        Path(full_path(file)).write_text(page, encoding="utf-8")
 
     def _repr_html_(self) -> str:
         values = [value for document in self.documents for value in document.scores]

@@ -76,6 +76,7 @@ class Coverage:
         tokens_encoded: tokens processed by the backbone, including queries and special tokens. Cached windows do not
             count; tokens in several windows, or of a text with several queries, count each time.
         tokens_computed: `tokens_encoded` plus the padding of batches and layouts.
+        longest_input: tokens of the longest input that the backbone processed, without padding.
         dtype: the precision of the backbone, e.g. `"float32"`; None without a backbone.
         runtime: the library that ran the backbone, `"torch"` or `"openvino"`; None without a backbone.
         rows: rows of the frame; in `fit`, the sampled rows.
@@ -96,6 +97,7 @@ class Coverage:
     truncated: dict[str, int] = field(default_factory=dict)
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
+    longest_input: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
     runtime: str | None = field(default=None, compare=False)
     rows: int = field(default=0, compare=False)
@@ -108,8 +110,9 @@ class Coverage:
         """Add the counts of several runs; a query in several runs counts in each of them."""
         sums = cls()
         for part in parts:
-            for name in (f.name for f in fields(cls) if f.name not in ("dtype", "runtime", "truncated")):
+            for name in {f.name for f in fields(cls)} - {"dtype", "runtime", "truncated", "longest_input"}:
                 setattr(sums, name, getattr(sums, name) + getattr(part, name))
+            sums.longest_input = max(sums.longest_input, part.longest_input)
             for argument, tokens in part.truncated.items():
                 sums.add_truncated(argument, tokens)
             sums.dtype, sums.runtime = sums.dtype or part.dtype, sums.runtime or part.runtime

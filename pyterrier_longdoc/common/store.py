@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from .files import full_path, undamaged
 
 Key = str | bytes
 """A hash of everything a value depends on, as hexadecimal digits or bytes."""
@@ -16,6 +19,9 @@ _SCHEMA = "CREATE TABLE IF NOT EXISTS store (key BLOB PRIMARY KEY, value TEXT NO
 
 _LOOKUP = 500
 """Number of keys per query; SQLite allows at least 999."""
+
+_DIGEST = 16
+"""Length of the digest before a value."""
 
 
 class Store:
@@ -30,7 +36,7 @@ class Store:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(full_path(path))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -38,19 +44,21 @@ class Store:
     def __len__(self) -> int:
         return sum(count for (count,) in self._select("SELECT count(*) FROM store"))
 
-    def get_many(self, keys: Iterable[Key], read: Callable[[Any], Any] = lambda value: value) -> dict[Key, Any]:
-        """Return the stored values of these keys, converted by `read`; an error of `read` means a damaged value."""
+    def get_many(self, keys: Iterable[Key]) -> dict[Key, Any]:
+        """Return the stored values of these keys; ValueError if one of them was changed in the file."""
         wanted, rows = list(keys), []
         for start in range(0, len(wanted), _LOOKUP):
             batch = wanted[start : start + _LOOKUP]
             marks = ",".join("?" * len(batch))
             rows += self._select(f"SELECT key, value FROM store WHERE key IN ({marks})", batch)
-        with self._undamaged():
-            return {key: read(json.loads(value)) for key, value in rows}
+        with undamaged(self.path, "delete it and repeat the call to create it again"):
+            if any(text != _with_digest(key, text[_DIGEST:]) for key, text in rows):
+                raise LookupError("a value is not as it was stored")
+            return {key: json.loads(text[_DIGEST:]) for key, text in rows}
 
     def put_many(self, items: Mapping[Key, Any]) -> None:
         """Store JSON-serializable values; after an interruption, all of them or none are stored."""
-        rows = [(key, json.dumps(value)) for key, value in items.items()]
+        rows = [(key, _with_digest(key, json.dumps(value))) for key, value in items.items()]
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO store VALUES (?, ?)", rows)
 
@@ -59,15 +67,6 @@ class Store:
             return []
         with self._connected() as connection:
             return connection.execute(query, keys).fetchall()
-
-    @contextmanager
-    def _undamaged(self) -> Iterator[None]:
-        try:
-            yield
-        except (LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"cache {str(self.path)!r} is damaged: delete it and repeat the call to create it again ({error!r})"
-            ) from error
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -82,3 +81,9 @@ class Store:
                 f"cache {str(self.path)!r} cannot be used ({error}): use a file written by this package, or a new one "
                 f"in a writable folder with free disk space"
             ) from error
+
+
+def _with_digest(key: Key, text: str) -> str:
+    """Return a value, as JSON, after a digest of it and its key, because SQLite does not notice changes."""
+    content = (key.encode() if isinstance(key, str) else key) + text.encode()
+    return blake2b(content, digest_size=_DIGEST // 2).hexdigest() + text

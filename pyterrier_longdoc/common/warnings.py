@@ -102,6 +102,10 @@ def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> No
     for cause in coverage.lost:
         message = f"{name} did not read all text: some was truncated by {cause} (see .coverage)."
         warn_once(transformer, message, TruncationWarning)
+    seen = getattr(getattr(transformer, "trained_on", None), "longest_input", 0)
+    if not task and coverage.longest_input > 2 * seen > 0:
+        message = f"{name} reads inputs more than twice as long as any in its training ({seen} tokens)"
+        warn_once(transformer, f"{message}: compare shorter windows.", UserWarning)
     said = _SAID.get()
     for what, rows, cure in (
         (f"text (in {columns})", coverage.rows_without_text, "drop them, or use a text loader that finds their texts"),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..common.files import read_jsonl, write_jsonl, write_lines
+from ..common.files import claim, full_path, read_jsonl, write_jsonl, write_lines
 from ..common.frames import labels_of
 from ..common.language import token_counter
 from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
@@ -35,7 +35,9 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         folder: the folder to create; existing files are replaced once the new ones are complete.
         verbose: show a progress bar.
     """
-    data = Path(folder, "input_data")
+    folder = Path(full_path(folder))
+    claim(folder)
+    data = folder / "input_data"
     documents = (
         {"DOCNO": row["docno"], "text_raw": row["text"]} for row in collection.get_corpus_iter(verbose=verbose)
     )
@@ -47,12 +49,12 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         lines = (f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False))
         write_lines(data / (part or "all") / "qrels.txt", lines)
     gold = (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in collection.gold_rows())
-    write_jsonl(Path(folder, "gold.jsonl"), gold)
+    write_jsonl(folder / "gold.jsonl", gold)
     tokenizer = collection.tokenizer
     unit = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", "")
     if tokenizer is not None and not unit:
         unit = getattr(tokenizer, "__qualname__", type(tokenizer).__name__)  # cannot be loaded again
-    write_jsonl(Path(folder, "unit.jsonl"), [{"name": str(unit)}])
+    write_jsonl(folder / "unit.jsonl", [{"name": str(unit)}])
 
 
 def read_far_relevant(
@@ -118,7 +120,7 @@ def _named_texts(folder: str | Path, name: str) -> Iterator[tuple[str, str, str,
 
 
 def _find_files(folder: str | Path, name: str, *, required: bool = True) -> list[Path]:
-    root = Path(folder).expanduser()
+    root = Path(full_path(folder))
     files = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
     if required and not files:
         raise FileNotFoundError(f"{root} and its subfolders have no {name} or {name}.gz: check the path")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..common.files import checked_row, read_jsonl, read_lines
+from ..common.files import checked_row, full_path, read_jsonl, read_lines
 from ..common.frames import labels_of
 from ..common.language import token_counter
 from .collection import CollectionParts, Documents, PositionedCollection
@@ -43,7 +43,7 @@ class FolderDataset(PositionedCollection):
     """
 
     def __init__(self, path: str | Path, *, tokenizer: Any = None) -> None:
-        self.path = Path(path).expanduser()
+        self.path = Path(full_path(path))
         super().__init__(self.path.name, CollectionParts({}, topics_frame(()), qrels_frame(())), tokenizer=tokenizer)
         self._file("docs.jsonl")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..common.files import full_path
 from ..common.language import token_counter
 from ..common.warnings import warn
 from .collection import CollectionParts, PositionedCollection
@@ -34,7 +35,7 @@ def read_squad(path: str | Path, *, tokenizer: Any = None) -> PositionedCollecti
     Raises:
         ValueError: if a file has another format.
     """
-    root = Path(path).expanduser()
+    root = Path(full_path(path))
     documents: dict[str, dict[str, str]] = {}
     questions: dict[str, tuple[str, str, list[tuple[int, int]]]] = {}
     for file in sorted(root.glob("*.json")) if root.is_dir() else [root]:

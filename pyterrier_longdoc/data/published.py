@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.arguments import check_arguments
-from ..common.files import checked_row, read_rows
+from ..common.files import checked_row, full_path, read_rows
 from ..common.warnings import warn
 from .collection import CollectionParts, PositionedCollection
 from .rows import Rows, SpooledDocuments, check_field, qrels_frame, topics_frame, unique_rows
@@ -118,7 +118,7 @@ def _rows(files: list[Path], strings: tuple[str, ...]) -> Rows:
 
 def _tables(folder: str | Path, table: str, hub: str, *, required: bool = True) -> list[Path]:
     """Find the files of a table, which can have several parts."""
-    root = Path(folder).expanduser()
+    root = Path(full_path(folder))
     files = (path for path in sorted(root.glob("*")) if path.is_file())
     matches = {path: match for path in files if (match := _TABLE.fullmatch(path.name))}
     paths = {path: match for path, match in matches.items() if match[1] == table}

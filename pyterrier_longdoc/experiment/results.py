@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from ..common.citations import bibtex
-from ..common.files import write_lines
-from ..common.runs import EXACT_FLOATS, read_run
+from ..common.files import claim, file_digest, full_path, undamaged, write_lines
+from ..common.runs import EXACT_FLOATS
 from .checks import CHECK_COLUMNS
-from .runs import aggregate, run_files
+from .runs import aggregate, read_saved_run, run_files
 from .significance import Statistics, Test, baseline_names, compare, mean_over_seeds
 from .tables import Decimals, paper_table
 
@@ -184,41 +184,52 @@ class ExperimentResults:
                 f"no saved run of {name!r} with seed {seed}: run the Experiment with save_dir= and choose one of the "
                 f"systems and seeds {dict(self.seeds)}"
             )
-        return pd.concat(map(read_run, files), ignore_index=True)
+        return pd.concat(map(read_saved_run, files), ignore_index=True)
 
     def save(self, folder: str | Path) -> None:
         """Write settings, per-query values, checks, efficiency and tables, but not the runs, to a folder for `load`."""
-        folder = Path(folder)
-        settings = {"systems": self.seeds, "queries": self.qids, "measures": self.measures, "round": self.round}
+        folder = Path(full_path(folder))
+        claim(folder)
+        settings: dict[str, Any] = {
+            "systems": self.seeds,
+            "queries": self.qids,
+            "measures": self.measures,
+            "round": self.round,
+        }
         settings |= {"statistics": self.statistics.as_dict(), **self.settings}
-        write_lines(folder / "results.json", [json.dumps(settings, indent=1)])
         frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}
         for file, frame in frames.items():
             if frame is not None:
                 write_lines(folder / file, [frame.to_csv(index=False).rstrip("\n")])
+        settings["digest"] = file_digest(folder / "perquery.csv.gz")
+        write_lines(folder / "results.json", [json.dumps(settings, indent=1)])
         write_lines(folder / "table.md", [self.to_markdown()])
         write_lines(folder / "table.tex", [self.to_latex()])
 
     @classmethod
     def load(cls, folder: str | Path, *, test: Test | None = None) -> ExperimentResults:
         """Load results from a folder. If the `test` was a function, pass it again: only its name is stored."""
-        folder = Path(folder)
-        settings = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        seeds, qids, measures = (settings.pop(name) for name in ("systems", "queries", "measures"))
+        folder = Path(full_path(folder))
+        with undamaged(folder / "results.json", "save the results again"):
+            settings = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            seeds, qids, measures = (settings.pop(name) for name in ("systems", "queries", "measures"))
+            statistics, digits, digest = (settings.pop(name) for name in ("statistics", "round", "digest"))
+            statistics |= {"baseline": tuple(statistics["baseline"]), "test": test or statistics["test"]}
+            statistics = Statistics(**statistics)
+        if file_digest(folder / "perquery.csv.gz") != digest:
+            raise ValueError(f"{str(folder / 'perquery.csv.gz')!r} is damaged: save the results again")
         column = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], **EXACT_FLOATS)["value"]
         ends = len(qids) * len(measures) * np.cumsum([len(labels) for labels in seeds.values()])
         parts = np.split(column.to_numpy(dtype="float64"), ends[:-1])
-        statistics = settings.pop("statistics")
-        statistics |= {"baseline": tuple(statistics["baseline"]), "test": test or statistics["test"]}
         costs = folder / "efficiency.csv"
         return cls(
             {name: part.reshape(-1, len(qids), len(measures)) for name, part in zip(seeds, parts, strict=True)},
             seeds,
             qids,
             measures,
-            Statistics(**statistics),
-            round=settings.pop("round"),
+            statistics,
+            round=digits,
             efficiency=pd.read_csv(costs, keep_default_na=False, na_values=[""]) if costs.is_file() else None,
             checks=pd.read_csv(folder / "checks.csv", keep_default_na=False),
             settings=settings,

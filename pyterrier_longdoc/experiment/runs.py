@@ -20,7 +20,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments
-from ..common.files import write_lines
+from ..common.files import claim, file_digest, full_path, undamaged, write_lines
 from ..common.frames import as_strings, check_columns, integer_labels
 from ..common.measures import measures_named
 from ..common.runs import read_run, write_run
@@ -34,6 +34,8 @@ LIBRARIES = (
 
 SUMMED = ("num_q", "num_rel", "num_ret", "num_rel_ret", "NumQ", "NumRel", "NumRet", "NumRelRet")
 """Counts, which are summed over queries instead of averaged, as in `pt.Experiment`."""
+
+_RUN_AGAIN = "run the Experiment with save_mode='overwrite'"
 
 RunByQuery = dict[str, tuple[np.ndarray, np.ndarray]]
 """For each query, the docnos that a system returned, in the order of its frame, and their scores in float64."""
@@ -128,7 +130,8 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, mode: str, systems: Iterable[str]) -> None:
         check_arguments("str", choices=("warn", "reuse", "overwrite", "error"), save_mode=mode)
-        self.folder, self.mode, self.read = Path(folder), mode, dict[str, None]()
+        self.folder, self.mode, self.read = Path(full_path(folder)), mode, dict[str, None]()
+        claim(self.folder)
         folders = {name: _run_file(self.folder, name, None, None).parent for name in systems}
         old = [name for name, path in folders.items() if path.is_dir()]
         message = (
@@ -152,18 +155,20 @@ class RunFolder:
         path = _run_file(self.folder, part.system, part.seed, part.fold)
         if self.mode != "reuse" or not _notes_of(path).is_file():  # notes are written last
             return None
-        notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
-        saved = notes["made by"]
-        if saved is None or saved["efficiency"] < made_by["efficiency"]:
-            return None
-        for what in ("topics", "models"):
-            if saved[what] != made_by[what]:
-                raise ValueError(
-                    f"save_dir={str(self.folder)!r} has a run of {part} with other {what}: use another folder, or "
-                    f"save_mode='overwrite'"
-                )
+        with undamaged(_notes_of(path), _RUN_AGAIN):
+            notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
+            saved = notes["made by"]
+            if saved is None or saved["efficiency"] < made_by["efficiency"]:
+                return None
+            for what in ("topics", "models"):
+                if saved[what] != made_by[what]:
+                    raise ValueError(
+                        f"save_dir={str(self.folder)!r} has a run of {part} with other {what}: use another folder, or "
+                        f"save_mode='overwrite'"
+                    )
+            cost = Cost(**notes["cost"])
         self.read[part.system] = None
-        return read_run(path), Cost(**notes["cost"])
+        return read_saved_run(path), cost
 
     def write(self, part: RunPart, run: pd.DataFrame, made_by: Mapping[str, Any] | None, cost: Cost | None) -> None:
         """Write a run and its notes; a run over all topics replaces runs of folds, and the other way round."""
@@ -174,7 +179,17 @@ class RunFolder:
         path = _run_file(self.folder, part.system, part.seed, part.fold)
         _notes_of(path).unlink(missing_ok=True)  # those of an earlier run
         write_run(run, path, part.system)
-        write_lines(_notes_of(path), [json.dumps({"made by": made_by, "cost": cost and asdict(cost)}, indent=1)])
+        notes = {"made by": made_by, "cost": cost and asdict(cost), "digest": file_digest(path)}
+        write_lines(_notes_of(path), [json.dumps(notes, indent=1)])
+
+
+def read_saved_run(path: Path) -> pd.DataFrame:
+    """Read a run of an experiment's folder; ValueError if it is not as it was written."""
+    with undamaged(_notes_of(path), _RUN_AGAIN):
+        digest = json.loads(_notes_of(path).read_text(encoding="utf-8"))["digest"]
+    if file_digest(path) != digest:
+        raise ValueError(f"{str(path)!r} is damaged: {_RUN_AGAIN}")
+    return read_run(path)
 
 
 def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:

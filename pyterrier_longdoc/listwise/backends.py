@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..common.arguments import argument, check_type, validate
-from ..common.files import folder_digest, import_extra
+from ..common.files import folder_digest, full_name, import_extra
 from ..common.servers import (
     BackendError,
     ContextOverflowError,
@@ -255,7 +255,7 @@ class HuggingFaceBackend:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        self.model = str(self.model)
+        self.model = str(full_name(self.model))
         self._loaded: tuple[Any, Any] | None = None
         self._files: str | None = None  # digest of a folder on first use
         self._ids: dict[str, list[int]] = {}  # ids of all tokens, by text without surrounding white space

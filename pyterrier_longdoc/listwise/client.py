@@ -105,11 +105,11 @@ class LLMClient:
         """Return the reply to these messages with these settings, from the cache or else from `send`."""
         identity = [self.backend.model, {**self.backend.settings, **settings}, list(messages)]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        found = {} if self.cache is None else self.cache.get_many([key], lambda stored: Reply(**stored))
+        found = {} if self.cache is None else self.cache.get_many([key])
         if found:
             with _COUNTING:
                 self.cached += 1
-            return found[key]
+            return Reply(**found[key])
         if self.replay_only:
             raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
         reply = send(messages)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..common.files import MARKER
 from ..common.packaged import model_folder
 from .model import Model
 from .saved import CONFIG_FILE, WEIGHTS_FILE, pretty, read_tensors
@@ -40,7 +41,7 @@ def pack(folder: Path, untrained: Model, *, encoder_of: str | None = None) -> No
     config |= {"compact": origin, "weights": fingerprint(tensors)}
     (folder / CONFIG_FILE).write_text(pretty(config), encoding="utf-8")
     save_file(tensors, folder / CHANGES_FILE, metadata={"format": "pt"})
-    for file in (folder / WEIGHTS_FILE, *folder.glob("tokenizer*")):
+    for file in (folder / MARKER, folder / WEIGHTS_FILE, *folder.glob("tokenizer*")):
         file.unlink()
 
 

@@ -277,6 +277,7 @@ class WindowEncoder(nn.Module):
             if coverage is not None:
                 coverage.tokens_encoded += batch.tokens
                 coverage.tokens_computed += batch.mask.numel()
+                coverage.longest_input = max(coverage.longest_input, *(len(inputs[row]) for row in rows))
             yield rows, batch, (*earlier_states, last_states)
 
     @contextmanager

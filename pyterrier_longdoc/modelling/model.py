@@ -98,6 +98,7 @@ class Model(nn.Module):
         history: an entry per epoch of training and per validation.
         recipe: the recipe of the last training, JSON-able; None before.
         trained_qids: the queries that the weights were trained on, also before they were copied or saved.
+        trained_on: the queries of the last training and the length of its inputs; None before.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -130,6 +131,7 @@ class Model(nn.Module):
         self.history: list[dict[str, Any]] = []
         self.recipe: dict[str, Any] | None = None
         self.trained_qids: frozenset[str] = frozenset()
+        self.trained_on: Any = None
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
         self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None

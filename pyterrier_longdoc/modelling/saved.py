@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..common.files import replacing
+from ..common.files import MARKER, replacing, undamaged
 from ..common.hub import refuse_pointer, unreachable
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
@@ -28,6 +30,7 @@ FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_FILE = "training.json"
+SAVE_AGAIN = "save the model again"
 
 ITS_NAME = "this-folder-or-hub-id"
 _CARD = """---
@@ -82,27 +85,29 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
         "pt_meta.json": pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
         "README.md": _card(cls, parameters),
     }
-    if model.recipe is not None or model.trained_qids:
-        training = {"args": model.recipe, "history": model.history, "qids": sorted(model.trained_qids)}
-        texts[TRAINING_FILE] = pretty(training)
+    if model.recipe is not None or model.trained_on is not None or model.trained_qids:
+        learned = None if model.trained_on is None else asdict(model.trained_on)
+        training = {"args": model.recipe, "trained_on": learned, "history": model.history}
+        texts[TRAINING_FILE] = pretty({**training, "qids": sorted(model.trained_qids)})
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
     with replacing(folder / WEIGHTS_FILE) as temporary_file:
         save_file(tensors, temporary_file, metadata={"format": "pt"})
 
 
-def check_folder(folder: Path) -> None:
-    """Raise ValueError for a folder with files that are not a model saved by this package."""
-    names = {path.name for path in folder.glob("[!.]*")}
-    is_ours = WEIGHTS_FILE in names  # without a configuration: a save that was interrupted
-    if CONFIG_FILE in names:
-        try:
-            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        except ValueError:
-            config = None
-        is_ours = isinstance(config, dict) and config.get("format") == SAVED_FORMAT
-    if names and not is_ours:
-        raise ValueError(f"{str(folder)!r} contains other files, such as {min(names)!r}: save to a new folder")
+def check_replaceable(folder: Path, cls: type, backbone: str) -> None:
+    """Raise ValueError for a folder with another model: of another class, or with another backbone."""
+    if not (folder / CONFIG_FILE).is_file():
+        return
+    try:
+        _, config = read_config(folder)
+    except ValueError:  # nothing that could be loaded
+        return
+    name, other = config["class"], config["parameters"]["backbone"]
+    if (name, other) != (cls.__name__, backbone):
+        raise ValueError(
+            f"{str(folder)!r} holds a {name}({other!r}): choose a new folder, or replace this model with overwrite=True"
+        )
 
 
 def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -115,18 +120,18 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         except (LocalEntryNotFoundError, HFValidationError) as error:
             unreachable(str(name), error.__cause__ or error)
     path = folder / CONFIG_FILE
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not config and (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(
-            f"{str(name)!r} has weights but no {CONFIG_FILE}, because saving was interrupted: save the model again"
-        )
-    if config.get("format") != SAVED_FORMAT:
-        raise ValueError(
-            f"{str(name)!r} was not saved by this package; to start from a Hugging Face checkpoint, use it as the "
-            f"backbone, e.g. MaxP({str(name)!r})"
-        )
-    if config["format_version"] > FORMAT_VERSION:
-        raise ValueError(f"{str(name)!r} was saved by a newer version: update pyterrier_longdoc")
+    if not path.is_file() and (folder / MARKER).is_file():
+        raise ValueError(f"{str(name)!r} has no {CONFIG_FILE}, because saving was interrupted: save the model again")
+    with undamaged(path, SAVE_AGAIN):
+        config = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        if config.get("format") != SAVED_FORMAT:
+            raise ValueError(
+                f"{str(name)!r} was not saved by this package; to start from a Hugging Face checkpoint, use it as the "
+                f"backbone, e.g. MaxP({str(name)!r})"
+            )
+        if config["format_version"] > FORMAT_VERSION:
+            raise ValueError(f"{str(name)!r} was saved by a newer version: update pyterrier_longdoc")
+        _ = config["class"], config["parameters"]["backbone"]
     return folder, config
 
 
@@ -152,11 +157,12 @@ def load_model(
 def read_tensors(file: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the weights in a file; ValueError if they are not those of the configuration."""
     refuse_pointer(file)
-    tensors = load_file(file)
+    with undamaged(file, SAVE_AGAIN, SafetensorError):
+        tensors = load_file(file)
     if fingerprint(tensors) != config.get("weights"):
         raise ValueError(
             f"the weights in {str(file.parent)!r} do not belong to its {CONFIG_FILE}: the folder mixes two models; "
-            f"save the model again"
+            f"{SAVE_AGAIN}"
         )
     return tensors
 

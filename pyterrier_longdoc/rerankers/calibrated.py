@@ -14,7 +14,7 @@ import pyterrier as pt
 from scipy.special import expit
 
 from ..common.arguments import argument, arguments_of, check_type, validate
-from ..common.files import import_extra, replacing
+from ..common.files import claim, full_path, import_extra, replacing, undamaged
 from ..common.frames import check_columns, numeric, relevance_of
 from ..common.key import model_keys
 from ..common.presentation import NotebookMixin, changes
@@ -126,15 +126,20 @@ class Calibrated(NotebookMixin, pt.Estimator):
         }
         return self
 
-    def save(self, folder: str | Path) -> None:
-        """Save a cross-encoder together with `calibration.json`; for any other model, only the calibration."""
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Save a cross-encoder together with `calibration.json`; for any other model, only the calibration.
+
+        `overwrite` is that of `CrossEncoder.save`.
+        """
         calibration = json.dumps(arguments_of(self, "head"))
         if isinstance(self.model, CrossEncoder) and self.model.has_weights:
-            save(self.model, Path(folder), calibration=calibration)
+            save(self.model, folder, calibration=calibration, overwrite=overwrite)
             return
-        if (Path(folder) / "config.json").is_file():
+        path = Path(full_path(folder))
+        if (path / "config.json").is_file():
             raise ValueError(f"{str(folder)!r} has another model: give a new folder")
-        with replacing(Path(folder) / CALIBRATION) as file:
+        claim(path)
+        with replacing(path / CALIBRATION) as file:
             file.write_text(calibration)
 
     @classmethod
@@ -143,12 +148,17 @@ class Calibrated(NotebookMixin, pt.Estimator):
 
         Raises ValueError if `save` wrote only a calibration and `model` is missing.
         """
-        arguments = json.loads((Path(folder) / CALIBRATION).read_text())
-        if model is None and not (Path(folder) / "config.json").is_file():
+        path = Path(full_path(folder))
+        with undamaged(path / CALIBRATION, "save it again"):
+            saved = json.loads((path / CALIBRATION).read_text())
+            arguments = {name: saved[name] for name in ("method", "judged_only", "calibration")}
+            found = saved["calibration"] or {"of": (), "weights": (), "bias": 0.0, "steps": None}
+            names, _ = found["of"], (found["weights"], found["bias"], found["steps"])
+        if model is None and not (path / "config.json").is_file():
             raise ValueError(f"{str(folder)!r} has a calibration without a model: use Calibrated.load(..., model=)")
         if model is not None and parameters:
             raise ValueError(f"{', '.join(parameters)} would have no effect together with model=")
-        if "window_scores" in (arguments["calibration"] or {"of": ()})["of"]:
+        if "window_scores" in names:
             parameters = {"explain": True, **parameters}
         return cls(CrossEncoder.load(folder, **parameters) if model is None else model, **arguments)
 

@@ -83,10 +83,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
             cache is not used with `explain` or for the validation in `fit`. Changes of weights through `.data` are not
             detected: use `torch.no_grad()`.
-        training: the recipe for `fit`; None for `TrainingArgs()`.
-
-    Attributes:
-        trained_on: the training queries of the last `fit`, and why others were left out; None before the first call.
+        training: the recipe for `fit`; None for `TrainingArgs()`. `load` restores that of the last `fit`.
 
     Example:
         `bm25 >> ld.CrossEncoder.load("folder")` restores a saved model of any class.
@@ -108,7 +105,6 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def __post_init__(self) -> None:
         self._validating = False
-        self.trained_on: TrainedOn | None = None
         super().__post_init__()
 
     def __repr__(self) -> str:
@@ -304,7 +300,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if model is not None and model.origin == "fit" and not resumes:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
-        self.trained_on = summary = replace(data.trained_on, validated=validated_on)
+        summary = replace(data.trained_on, validated=validated_on)
         name, reports = type(self).__name__, self.verbose and is_first_process()
         if reports:
             pt.tqdm.write(f"{name}: {summary}")
@@ -327,6 +323,8 @@ class CrossEncoder(Reranker, pt.Estimator):
                     verbose=self.verbose,
                 )
         finally:
+            earlier = 0 if model.trained_on is None else model.trained_on.longest_input
+            model.trained_on = replace(summary, longest_input=max(earlier, coverage.longest_input))
             coverage.add_rows(*data.draws())
             self.coverage = coverage  # not that of the last validation
             warn_of_coverage(self, coverage, " in fit")
@@ -403,6 +401,11 @@ class CrossEncoder(Reranker, pt.Estimator):
         return clone
 
     @property
+    def trained_on(self) -> TrainedOn | None:
+        """The training queries of the last `fit`, and why others were left out; None before the first call."""
+        return None if self._model is None else self._model.trained_on
+
+    @property
     def history(self) -> pd.DataFrame:
         """One row per epoch and per validation; `training.plot_history` plots it.
 
@@ -435,18 +438,20 @@ class CrossEncoder(Reranker, pt.Estimator):
             clone._model = copy.deepcopy(self._model)
         return clone
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save the model to a folder: config.json, model.safetensors, tokenizer, model card and training.json.
 
         Args:
-            folder: created if it does not exist; `load` restores the model from it.
+            folder: created if it does not exist; `load` restores the model from it. A saved model of the same class
+                with the same backbone is replaced.
+            overwrite: also replace a saved model of another class or with another backbone.
 
         Raises:
             ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder
-                contains other files than a saved model.
+                contains another model or other files.
             TypeError: for a `PairScorer`, which has no weights.
         """
-        saved.save(self, Path(folder))
+        saved.save(self, folder, overwrite=overwrite)
 
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.
@@ -464,7 +469,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             ValueError: if the format cannot express the model; the message says why.
             TypeError: for a `PairScorer`, which has no weights.
         """
-        export_classifier(self, Path(folder))
+        export_classifier(self, folder)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
@@ -500,7 +505,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
 
         Args:
-            repo_id: `user/name`; created if it does not exist.
+            repo_id: `user/name`; created if it does not exist. Its `README.md` is kept, because you may have edited it:
+                delete it on the hub for a new model card.
             private: whether the repository is private.
             license: the licence of the weights for the model card, e.g. `"mit"`.
             datasets: the training data for the model card, e.g. `["irds/msmarco-document"]`.
@@ -531,6 +537,8 @@ class CrossEncoder(Reranker, pt.Estimator):
                 # Made here: `to_hf` with `private=` needs a function that the hub's client no longer has.
                 api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
                 pt.Artifact.load(folder).to_hf(repo_id)
+            if api.file_exists(repo_id, file.name):
+                file.unlink()
             address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
         if not is_standard:
             saved.note_source(self, self.model, repo_id)

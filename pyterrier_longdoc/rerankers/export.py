@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from ..common.arguments import changed
+from ..common.files import MARKER, full_path, replacing_files
 from ..common.packaged import ENCODER
 from ..modelling.backbones.architectures import quiet
 from ..modelling.backbones.classifiers import take_apart
@@ -22,6 +29,17 @@ from ..modelling.saved import ITS_NAME
 
 _SMALL = 2.0**-12
 """For such a small t, `tanh(t x) / t` is x to float32 precision: an error of x^3 t^2 / 3."""
+
+_CLOSE = 1e-3
+"""Scores that differ by more are other ones."""
+
+_LONG = 512
+"""Tokens of the longest window that is compared if nothing limits windows."""
+
+_CARD = "README.md"
+
+_Scores = Callable[[str, list[str], list[str]], np.ndarray]
+"""`(folder, queries, texts) -> scores` of a checkpoint, by the library that loads it; all queries are equal."""
 
 _CLASSIFIER_CARD = """# {name}
 
@@ -65,25 +83,66 @@ reranker = ld.MaxSim("{its_name}"{arguments})
 """
 
 
-def check_exportable(reranker: Any, folder: Path) -> None:
-    """Raise an error for a model without weights, or a folder that is not empty."""
-    reranker.require_weights("exported")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
+@contextmanager
+def _exporting(reranker: Any, folder: str | Path, card: str, scores: _Scores) -> Iterator[Path]:
+    """Yield an empty folder whose checkpoint becomes `folder` if `scores` computes the model's scores with it.
+
+    An interrupted export leaves no model card, and can be repeated.
+    """
     if reranker.model.origin == "random":
         raise ValueError(f"{reranker!r} has random weights: train it before you export it")
+    folder = Path(full_path(folder))
+    if (folder / _CARD).is_file():
+        raise ValueError(f"{str(folder)!r} is not empty: export to a new folder")
+    with replacing_files(folder, last=_CARD) as new:
+        yield new
+        _finish(reranker, new, card)
+        with quiet(), changed(reranker, device="cpu", dtype="float32", runtime="torch"):
+            queries, texts = _longest_and_shortest(reranker.model)
+            expected, found = reranker.model.score(queries, texts).scores, scores(str(new), queries, texts)
+        if not np.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE):
+            raise ValueError(
+                f"{type(reranker).__name__} cannot be exported: of windows of different lengths, the exported "
+                f"checkpoint gives the scores {found.tolist()} instead of {expected.tolist()}"
+            )
+    (folder / MARKER).unlink()  # `save` must not replace it
 
 
-def export_classifier(reranker: Any, folder: Path) -> None:
+def _longest_and_shortest(model: Any) -> tuple[list[str], list[str]]:
+    """Return a query, twice, and texts of a longest window and of one word."""
+    words = sorted({token.lstrip("Ġ▁") for token in model.tokenizer.get_vocab()})
+    words = [word for word in words if word.isascii() and word.isalpha()] or ["a"]
+    size = model.reader.windows.largest or model.reader.longest or _LONG
+    text = " ".join(Random(0).choices(words, k=2 * size))
+    [pair] = model.read([words[0]], [text], offsets=True)
+    return [words[0]] * 2, [pair.text.input_text(pair.spans[0]), words[-1]]
+
+
+def _logits(folder: str, queries: list[str], texts: list[str]) -> np.ndarray:
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        inputs = tokenizer(queries, texts, padding=True, truncation=True, return_tensors="pt")
+        return model.eval()(**inputs).logits.squeeze(1).double().numpy()
+
+
+def _similarities(folder: str, queries: list[str], texts: list[str]) -> np.ndarray:
+    from sentence_transformers import MultiVectorEncoder
+
+    encoder = MultiVectorEncoder(folder, device="cpu")
+    found = encoder.similarity(encoder.encode_query(queries[:1]), encoder.encode_document(texts))
+    return found[0].double().cpu().numpy()
+
+
+def export_classifier(reranker: Any, folder: str | Path) -> None:
     """Write a reranker as a checkpoint of `AutoModelForSequenceClassification`; see `CrossEncoder.export`."""
-    check_exportable(reranker, folder)
+    reranker.require_weights("exported")
     why = _obstacle(reranker)
     if why:
         raise ValueError(f"{type(reranker).__name__} cannot be exported as a sequence classifier: {why}")
-    with quiet():
-        _classifier(reranker.model).save_pretrained(folder)
-    reranker.model.tokenizer.save_pretrained(folder)
-    _finish(reranker, folder, _CLASSIFIER_CARD)
+    with _exporting(reranker, folder, _CLASSIFIER_CARD, _logits) as new:
+        with quiet():
+            _classifier(reranker.model).save_pretrained(new)
+        reranker.model.tokenizer.save_pretrained(new)
 
 
 def _obstacle(reranker: Any) -> str:
@@ -137,9 +196,9 @@ def _classifier(model: Any) -> Any:
     return classifier.eval()
 
 
-def export_vectors(reranker: Any, folder: Path) -> None:
+def export_vectors(reranker: Any, folder: str | Path) -> None:
     """Write a late-interaction model as a checkpoint of sentence-transformers; see `MaxSim.export`."""
-    check_exportable(reranker, folder)
+    reranker.require_weights("exported")
     library(str(folder))
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -148,12 +207,15 @@ def export_vectors(reranker: Any, folder: Path) -> None:
     model, encoder = reranker.model, reranker.model.encoder
     rules, words = encoder.vector_rules, model.tokenizer.convert_ids_to_tokens
     reading: dict[str, Any] = {"document_length": rules.document_length, "query_length": rules.query_length}
+    if rules.document_length is not None and model.reader.windows.largest is not None:
+        reading["document_length"] = model.reader.windows.largest + model.reader.special_tokens()
     if rules.expand_to:
         strategy = "fixed" if rules.query_length == rules.expand_to else "min"
         filler = {"token": words(rules.expand_with), "length": rules.expand_to, "attend": rules.attends}
         reading["query_expansion"] = {"strategy": strategy, **filler}
     tokens: dict[str, Any] = {"module_input_name": TOKENS}
-    with quiet(), tempfile.TemporaryDirectory() as backbone:
+    exporting = _exporting(reranker, folder, _VECTORS_CARD, _similarities)
+    with exporting as new, quiet(), tempfile.TemporaryDirectory() as backbone:
         encoder.backbone.save_pretrained(backbone)
         model.tokenizer.save_pretrained(backbone)
         modules: list[Any] = [Transformer(backbone, **reading)]
@@ -177,19 +239,15 @@ def export_vectors(reranker: Any, folder: Path) -> None:
             prompts={"query": rules.query_prefix, "document": rules.document_prefix},
             similarity_fn_name="meanmaxsim" if rules.mean else "maxsim",
             device="cpu",
-        ).save_pretrained(str(folder), create_model_card=False)
-    _finish(reranker, folder, _VECTORS_CARD)
+        ).save_pretrained(str(new), create_model_card=False)
 
 
 def _finish(reranker: Any, folder: Path, card: str) -> None:
-    """Write the longest input and the model card."""
-    model = reranker.model
-    longest = model.backbone.longest_input
-    if longest is not None:
-        settings = folder / "tokenizer_config.json"
-        values = json.loads(settings.read_text(encoding="utf-8"))
-        values["model_max_length"] = min(longest, values.get("model_max_length") or longest)
-        settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write how this package reads (its longest input, with padding on the right) and the model card."""
+    model, settings = reranker.model, folder / "tokenizer_config.json"
+    values = json.loads(settings.read_text(encoding="utf-8"))
+    values |= {"model_max_length": model.backbone.longest_input or VERY_LARGE_INTEGER, "padding_side": "right"}
+    settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     base = str(reranker.backbone)
     base = {ENCODER: "sentence-transformers/all-MiniLM-L6-v2"}.get(base, base)
     front = ["library_name: sentence-transformers", "pipeline_tag: text-ranking"]
@@ -206,4 +264,4 @@ def _finish(reranker: Any, folder: Path, card: str) -> None:
     if validated:
         training += f"\nValidation: {(model.recipe or {}).get('metric')} {max(validated):.4f}.\n"
     header = "\n".join(["---", *front, "---", ""])
-    (folder / "README.md").write_text(header + text + training, encoding="utf-8")
+    (folder / _CARD).write_text(header + text + training, encoding="utf-8")

@@ -110,4 +110,4 @@ class MaxSim(SeparateReranker):
             ValueError: if the projection was not trained, or if the folder is not empty.
             ImportError: without sentence-transformers.
         """
-        export_vectors(self, Path(folder))
+        export_vectors(self, folder)

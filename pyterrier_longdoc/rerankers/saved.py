@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
-from ..common.files import replacing_files
+from ..common.files import full_path, replacing_files, undamaged
 from ..common.presentation import HIDDEN
 from ..common.registry import look_up
+from ..common.warnings import warn
 from ..modelling.compact import unpack
 from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout
@@ -20,14 +21,16 @@ from ..modelling.preselection import preselection_from_config
 from ..modelling.quantized import FILES as QUANTIZED_FILES
 from ..modelling.saved import (
     CONFIG_FILE,
+    SAVE_AGAIN,
     TRAINING_FILE,
-    check_folder,
+    check_replaceable,
     load_model,
     read_config,
     save_model,
 )
 from ..modelling.templates import Template
 from ..modelling.windows import windows_from_config, windows_to_config
+from ..training import TrainedOn, TrainingArgs
 
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 """Arguments that `windows=` replaces."""
@@ -56,7 +59,10 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
 
     A model may be anybody's: ValueError if it sets arguments that are not of a model, such as files to write.
     """
-    others = [f.name for f in fields(cls) if f.name in config and f.metadata["role"] not in OF_THE_MODEL]
+    roles = {f.name: f.metadata["role"] for f in fields(cls)}
+    if unknown := config.keys() - roles.keys() - {"trust_remote_code"}:
+        raise ValueError(f"the saved {cls.__name__} has the unknown arguments {', '.join(sorted(unknown))}")
+    others = [name for name in roles if name in config and roles[name] not in OF_THE_MODEL]
     if others:
         raise ValueError(
             f"the saved {cls.__name__} sets {', '.join(others)}, which only whoever loads it may do: delete it from "
@@ -80,7 +86,7 @@ def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def write(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
+def write(reranker: Any, folder: Path, *, calibration: str | None = None, overwrite: bool = True) -> None:
     """Write a reranker into a folder, which is created if it does not exist.
 
     All is written before anything of an earlier model is replaced, so that this one survives a full disk. A kill while
@@ -88,7 +94,7 @@ def write(reranker: Any, folder: Path, *, calibration: str | None = None) -> Non
 
     Raises:
         ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder contains
-            other files.
+            other files or, without `overwrite`, a model of another class or with another backbone.
         TypeError: for an external scorer, which has no weights.
     """
     reranker.require_weights("saved")
@@ -96,10 +102,11 @@ def write(reranker: Any, folder: Path, *, calibration: str | None = None) -> Non
         raise ValueError(
             "a model whose backbone runs remote code cannot be saved: this package does not store that code"
         )
-    check_folder(folder)
     parameters = config_of(reranker)
     model = reranker.model
-    with replacing_files(folder, first=".safetensors", last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
+    if not overwrite:
+        check_replaceable(folder, type(reranker), parameters["backbone"])
+    with replacing_files(folder, last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
         if reranker.preselect is not None:
             parameters["preselect"] = reranker.preselect.to_config(new)
         if calibration is not None:
@@ -107,9 +114,9 @@ def write(reranker: Any, folder: Path, *, calibration: str | None = None) -> Non
         save_model(new, model, cls=type(reranker), parameters=parameters)
 
 
-def save(reranker: Any, folder: Path, *, calibration: str | None = None) -> None:
+def save(reranker: Any, folder: str | Path, *, overwrite: bool, calibration: str | None = None) -> None:
     """Write a reranker into a folder, and remember that its weights are there."""
-    write(reranker, folder, calibration=calibration)
+    write(reranker, Path(full_path(folder)), calibration=calibration, overwrite=overwrite)
     note_source(reranker, reranker.model, str(folder))
 
 
@@ -118,6 +125,7 @@ def note_source(reranker: Any, model: Model, name: str, revision: str | None = N
     if model.is_trained:
         model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
         values = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
+        values["training"] = repr(reranker.training)
         del values["trust_remote_code"]
         model.saved_arguments = values
 
@@ -139,30 +147,43 @@ def load(
     `cls` is the class whose `load` was called, `base_class` that of all rerankers that can be saved.
     """
     folder, config = read_config(name, revision=revision)
-    saved_class, head = _saved_class(cls, base_class, str(name), config), config["head"]
-    look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
-    arguments = arguments_from(saved_class, config["parameters"])
-    preselect = arguments.pop("preselect", None)
-    if preselect is not None and "preselect" not in changes:
-        arguments["preselect"] = preselection_from_config(preselect, folder)
+    with undamaged(folder / CONFIG_FILE, SAVE_AGAIN):
+        saved_class, head = _saved_class(cls, base_class, str(name), config), config["head"]
+        look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
+        arguments = arguments_from(saved_class, config["parameters"])
+        preselect = arguments.pop("preselect", None)
+        if preselect is not None and "preselect" not in changes:
+            arguments["preselect"] = preselection_from_config(preselect, folder)
+        # The weights belong to the saved arguments: the first transform refuses changes of those that decide them.
+        remote = {"trust_remote_code": changes.get("trust_remote_code", False)}
+        original = saved_class(**{**arguments, "device": "cpu", **remote})
+        if "compact" in config:
+            model = original.model
+            unpack(model, folder, config)
+        else:
+            parts = {"encoder": original.encoder_class, "weight_arguments": original.weight_arguments()}
+            model = load_model(folder, config, original.settings(), **parts)
+        model.origin = "fit" if head["ready"] else "random"
+    original.training = _read_training(model, folder / TRAINING_FILE)
+    note_source(original, model, str(name), revision)
     replaced = WINDOW_ARGUMENTS if changes.get("windows") is not None else ()
     kept = {name: value for name, value in arguments.items() if name not in replaced}
-    reranker = saved_class(**{**kept, **changes})
-    # The weights belong to the saved arguments: the first transform refuses changes of those that decide them.
-    original = saved_class(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
-    if "compact" in config:
-        model = original.model
-        unpack(model, folder, config)
-    else:
-        parts = {"encoder": original.encoder_class, "weight_arguments": original.weight_arguments()}
-        model = load_model(folder, config, original.settings(), **parts)
-    model.origin = "fit" if head["ready"] else "random"
-    if (folder / TRAINING_FILE).is_file():
-        record = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
-        model.recipe, model.history = record["args"], record["history"]
+    return saved_class(**{**kept, "training": original.training, **changes}), model
+
+
+def _read_training(model: Model, file: Path) -> TrainingArgs | None:
+    """Read history, recipe and training queries of a model; return the recipe if it can be used again."""
+    if not file.is_file():
+        return None
+    with undamaged(file, SAVE_AGAIN):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        recipe, queries, model.history = record["args"], record["trained_on"], list(record["history"])
+        model.recipe = None if recipe is None else dict(recipe)
+        model.trained_on = None if queries is None else TrainedOn(**queries)
         model.trained_qids = frozenset(record.get("qids", ()))  # the packaged models have none
-    note_source(original, model, str(name), revision)
-    return reranker, model
+        if recipe is not None and recipe["augment"] is not None:
+            warn(f"augment={recipe['augment']} of the recipe is not in {str(file)!r}: set it in training=", UserWarning)
+        return None if recipe is None else TrainingArgs.from_dict(recipe)
 
 
 def _saved_class(cls: Any, base_class: Any, model: str, config: dict[str, Any]) -> Any:

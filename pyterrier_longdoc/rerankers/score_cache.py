@@ -36,7 +36,10 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     # Entries of the cache also contain the account of what was read.
     account = model.settings.windows_argument, model.settings.max_windows
     store, keys = Store(path), keys_of_pairs(key_of([scored_by, account]), queries, texts)
-    entries: dict[Key, tuple[float, PairCoverage]] = store.get_many(dict.fromkeys(keys), _read)
+    entries: dict[Key, tuple[float, PairCoverage]] = {
+        key: (score, PairCoverage("", *reading))  # the query is not stored
+        for key, (score, *reading) in store.get_many(dict.fromkeys(keys)).items()
+    }
     new = [row for row, key in enumerate(keys) if key not in entries]
 
     def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[PairCoverage]) -> None:
@@ -48,18 +51,13 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
 
     fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
     coverage = model.new_coverage()
-    coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
+    for name in ("tokens_encoded", "tokens_computed", "longest_input"):
+        setattr(coverage, name, getattr(fresh, name))
     rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, queries, strict=True)}
     coverage.add(rows.values())
     scored = Scored(len(keys), coverage)
     scored.scores[:] = [entries[key][0] for key in keys]
     return scored.checked()
-
-
-def _read(entry: list[Any]) -> tuple[float, PairCoverage]:
-    """Return a score and its row, of which the query is not stored."""
-    score, *reading = entry
-    return float(score), PairCoverage("", *reading)
 
 
 def keys_of_pairs(scored_by: str, queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:

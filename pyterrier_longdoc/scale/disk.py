@@ -12,9 +12,9 @@ import pyterrier as pt
 
 from ..common.arguments import check_type
 from ..common.coverage import Coverage
-from ..common.files import import_extra, replacing, write_lines
+from ..common.files import claim, full_path, import_extra, replacing, undamaged, write_lines
 from ..common.frames import check_columns, check_qids, numeric
-from ..common.key import frame_digest, model_keys
+from ..common.key import frame_digest, key, model_keys
 from ..common.progress import work_bar
 from ..common.runs import run_lines, stages_of
 from ..common.warnings import as_one_call, warn
@@ -28,6 +28,9 @@ _JOB, _BLOCKS = "job.json", "blocks"
 
 _NESTED = b"nested"
 """The entry of a file's metadata with the names of columns in JSON."""
+
+_BLOCK = b"block"
+"""The entry of a file's metadata with its number and job."""
 
 _TO_FINISH = "repeat the call of rerank_to_disk for each shard"
 
@@ -72,8 +75,9 @@ def rerank_to_disk(
     check_qids(run)
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n shards, starting at 0")
-    out, blocks = Path(out), blocks_of(run)
-    _begin(out, pipeline.model if isinstance(pipeline, Distributed) else pipeline, run, len(blocks))
+    out, blocks = Path(full_path(out)), blocks_of(run)
+    claim(out)
+    job = _begin(out, pipeline.model if isinstance(pipeline, Distributed) else pipeline, run, len(blocks))
     in_shard = range(shard[0], len(blocks), shard[1])
     to_do = [number for number in in_shard if not _block_file(out, number).is_file()]
     total, rows_to_do = (sum(len(blocks[number]) for number in numbers) for numbers in (in_shard, to_do))
@@ -85,7 +89,7 @@ def rerank_to_disk(
     coverages = []
     with as_one_call(), work_bar("rerank_to_disk", " rows", total, shown=verbose, done=total - rows_to_do) as bar:
         for number, result, coverage in results:
-            _write(result, _block_file(out, number), f"the results of {pipeline!r}")
+            _write(result, _block_file(out, number), job, f"the results of {pipeline!r}")
             coverages += [] if coverage is None else [coverage]
             bar.update(len(blocks[number]))
     return Coverage.total(coverages) if coverages else None
@@ -110,29 +114,31 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
         FileNotFoundError: if this is not a folder of `rerank_to_disk`, or some of its blocks are not finished.
         ValueError: if a file is damaged, or a qid or docno contains white space, which a TREC run does not allow.
     """
-    out = Path(out)
-    files = [_block_file(out, number) for number in range(_job_in(out)["blocks"])]
+    out = Path(full_path(out))
+    job = _job_in(out)
+    files = [_block_file(out, number) for number in range(job["blocks"])]
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(
             f"{len(missing)} of {len(files)} blocks are not finished, starting with {missing[0]}: {_TO_FINISH}"
         )
     if path is not None:
-        blocks = (_read(file, ["qid", "docno", "score", "rank"]) for file in files)
+        blocks = (_read(file, job, ["qid", "docno", "score", "rank"]) for file in files)
         queries = (query.sort_values("rank") for block in blocks for _, query in block.groupby("qid", sort=False))
-        write_lines(Path(path), (line for query in queries for line in run_lines(query, name)))
-        return Path(path)
-    frames = list(map(_read, files))
+        path = Path(full_path(path))
+        write_lines(path, (line for query in queries for line in run_lines(query, name)))
+        return path
+    frames = [_read(file, job) for file in files]
     # Columns without rows have no types.
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
-def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) -> None:
-    """Start a job in the folder, unless it has finished blocks; then compare the job with theirs."""
+def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) -> dict[str, Any]:
+    """Start a job in the folder, unless it has finished blocks; then compare the job with theirs. Return the job."""
     models = model_keys(pipeline, without=("computed",))
     job = {"format": _FORMAT, "candidates": frame_digest(run), "models": models, "blocks": blocks}
     if not any(out.glob(f"{_BLOCKS}/*.parquet")):
         write_lines(out / _JOB, [json.dumps({**job, "pipeline": repr(pipeline)}, indent=1)])
-        return
+        return job
     other = _job_in(out)
     if different := [name for name, value in job.items() if other.get(name) != value]:
         raise ValueError(
@@ -145,18 +151,26 @@ def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) 
             f"notice changes in functions and in stages of other packages",
             UserWarning,
         )
+    return job
 
 
 def _job_in(out: Path) -> dict[str, Any]:
     """Return what identifies the job in a folder, its number of blocks and the repr of its pipeline."""
-    return dict(json.loads((out / _JOB).read_text(encoding="utf-8")))
+    with undamaged(out / _JOB, "choose a new folder"):
+        job = json.loads((out / _JOB).read_text(encoding="utf-8"))
+        return {name: job[name] for name in ("format", "candidates", "models", "blocks", "pipeline")}
+
+
+def _name_of(job: dict[str, Any], file: Path) -> bytes:
+    """Return what a block's file says of itself: files of other jobs and other blocks are no less valid."""
+    return f"{file.stem} of {key({name: value for name, value in job.items() if name != 'pipeline'})}".encode()
 
 
 def _block_file(out: Path, number: int) -> Path:
     return out / _BLOCKS / f"{number:05}.parquet"
 
 
-def _write(result: pd.DataFrame, file: Path, owner: str) -> None:
+def _write(result: pd.DataFrame, file: Path, job: dict[str, Any], owner: str) -> None:
     """Write results to a Parquet file; sequences and dictionaries become JSON, which Arrow could not keep.
 
     Lone surrogates of texts, which Arrow refuses, become question marks, as for the models.
@@ -171,18 +185,18 @@ def _write(result: pd.DataFrame, file: Path, owner: str) -> None:
     except UnicodeEncodeError:
         texts = {name: result[name].map(_without_surrogates) for name in result.columns.difference(["qid", "docno"])}
         table = pa.Table.from_pandas(result.assign(**texts), preserve_index=False)
-    table = table.replace_schema_metadata({**table.schema.metadata, _NESTED: json.dumps(nested)})
+    table = table.replace_schema_metadata(
+        {**table.schema.metadata, _NESTED: json.dumps(nested), _BLOCK: _name_of(job, file)}
+    )
     with replacing(file) as part:
         _arrow("parquet").write_table(table, part, compression="zstd", write_page_checksum=True)
 
 
-def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    try:
+def _read(file: Path, job: dict[str, Any], columns: list[str] | None = None) -> pd.DataFrame:
+    with undamaged(file, f"delete it, then {_TO_FINISH}", OSError, ValueError):
         table = _arrow("parquet").read_table(file, columns=columns, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged ({error}): delete it, then {_TO_FINISH}") from error
+        if table.schema.metadata[_BLOCK] != _name_of(job, file):
+            raise ValueError("it belongs to another block or another job")
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for name in frame.columns.intersection(json.loads(table.schema.metadata[_NESTED])):
         values = [json.loads(value) if isinstance(value, str) else None for value in frame[name]]

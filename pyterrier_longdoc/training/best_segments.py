@@ -18,7 +18,7 @@ from torch import nn
 
 from ..common.arguments import argument, check_arguments, validate
 from ..common.citations import Cited, papers_of
-from ..common.files import replacing
+from ..common.files import full_path, replacing
 from ..common.frames import check_columns, keys_of, strings
 from ..common.language import sentence_starts
 from ..common.progress import work_bar
@@ -152,7 +152,7 @@ def fit_on_best_segments(
                 check_new(next_ranker, [ranker, selector])
                 ranker, data = next_ranker, data._replace(run=candidates.with_segments(selections[-1]))
             ranker.training, fit = recipe, fit_first if iteration == 1 else None
-            subfolder = None if folder is None else Path(folder) / f"iteration-{iteration}"
+            subfolder = None if folder is None else Path(full_path(folder)) / f"iteration-{iteration}"
             old_entries = len(ranker.history)
             ranker = fit_or_load(ranker, data, subfolder, fit=fit, about={"segments": repr(candidates.segments)})
             selections.append(_select_or_read(ranker, candidates, subfolder))

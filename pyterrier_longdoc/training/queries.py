@@ -31,6 +31,7 @@ class TrainedOn:
         not_retrieved: queries left out because none of their relevant documents is among the candidates.
         without_negative: queries left out because no candidate can be a negative.
         validated: validation queries; 0 without validation.
+        longest_input: tokens of the longest input of the backbone in training.
     """
 
     queries: int = 0
@@ -44,8 +45,11 @@ class TrainedOn:
     not_retrieved: int = 0
     without_negative: int = 0
     validated: int = 0
+    longest_input: int = 0
 
     def __str__(self) -> str:
+        if not self.queries:
+            return f"inputs of up to {self.longest_input} tokens"
         parts = [
             f"{self.used} of {self.queries} queries are trained on, with {self.candidates} candidates ({self.relevant} "
             f"relevant)"

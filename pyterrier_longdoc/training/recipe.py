@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..common.arguments import argument, check_arguments, check_type, validate
+from ..common.files import full_path
 from ..common.measures import measure_named
 from ..common.presentation import ReprMixin, described
 from .losses import LOSSES
@@ -111,7 +112,8 @@ class TrainingArgs(ReprMixin):
         patience: stop after this many validations without a new best value; None for no early stopping.
         checkpoint: a folder for the state of the training. After an interruption, the same call continues from it. A
             finished training continues if `epochs`, `max_steps` or `patience` is increased. Model, recipe and data must
-            be the same; texts only if they are columns of the candidates, because a `text_loader` reads them later.
+            be the same; texts only if they are columns of the candidates, because a `text_loader` reads them later. A
+            folder is for one training at a time.
         save_steps: save the state every `save_steps` steps, and after each epoch and validation.
         trackers: trackers of accelerate, by name (`"tensorboard"`, `"wandb"`, ...) or as objects.
         seed: the random seed of the order of queries, the sampling and dropout; None uses the model's `seed`.
@@ -172,6 +174,7 @@ class TrainingArgs(ReprMixin):
         check_type(Lora | None, "Lora(...)", lora=self.lora)
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives, so it needs sampling='pairs'")
+        object.__setattr__(self, "checkpoint", full_path(self.checkpoint))
         trackers = (self.trackers,) if isinstance(self.trackers, str) else tuple(self.trackers)
         changes = {"metric": str(measure_named(self.metric)), "learning_rates": dict(rates), "trackers": trackers}
         for name, value in changes.items():
@@ -199,6 +202,12 @@ class TrainingArgs(ReprMixin):
         values["augment"] = None if self.augment is None else described(self.augment)
         values["lora"] = None if self.lora is None else dataclasses.asdict(self.lora)
         return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainingArgs:
+        """Restore from `as_dict`, except for `augment`, whose function is not stored."""
+        lora = None if values["lora"] is None else Lora(**values["lora"])
+        return cls(**{**{name: values[name] for name in cls().as_dict()}, "lora": lora, "augment": None})
 
 
 # FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step with fewer than 16 queries is

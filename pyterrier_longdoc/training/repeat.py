@@ -12,6 +12,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments
+from ..common.files import full_path
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
@@ -163,7 +164,7 @@ def k_fold_fit(
             # A copy with the same weights, or the new model of a function.
             new = model() if isinstance(model, type) else getattr(model, "apply_attributes", model)()
             check_new(new, models)
-            models.append(fit_or_load(new, data, None if folder is None else Path(folder).absolute() / f"fold-{index}"))
+            models.append(fit_or_load(new, data, None if folder is None else Path(full_path(folder)) / f"fold-{index}"))
             runs.append(_run_of(models[-1], tests[index]))
             if hasattr(models[-1], "to_cpu"):  # its next `transform` moves the weights back
                 models[-1].to_cpu()

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, arguments_of
-from ..common.files import replacing, write_lines
+from ..common.files import claim, full_path, replacing, undamaged, write_lines
 from ..common.key import frame_digest, key
 from ..modelling.weights import fingerprint
 from .examples import TrainingSet, training_run
@@ -66,16 +66,14 @@ class StateFile:
         if not self.file.exists():
             return None
         tensors: _Tensors = defaultdict(dict)
-        try:
+        with undamaged(self.file, "delete it to start again", SafetensorError):
             with safe_open(self.file, framework="pt") as file:
                 values = json.loads(file.metadata()["about"])
                 for key in file.keys():  # noqa: SIM118 - not a mapping
                     part, _, name = key.partition("/")
                     tensors[part][name] = file.get_tensor(key).clone()  # because the file will be replaced
-        except SafetensorError as error:
-            raise ValueError(f"{str(self.file)!r} is damaged: delete it to start again ({error})") from error
-        check_same(values.get("key"), self.key, self.file.parent)
-        total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
+            total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
+            check_same(values["key"], self.key, self.file.parent)
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
             lengths = ((steps, patience), (total, self.recipe.patience))
             old, new = (f"{n} steps with patience={p}" for n, p in lengths)
@@ -88,7 +86,7 @@ class StateFile:
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in parts}
         length = {"total_steps": self.total_steps, "patience": self.recipe.patience}
         about = json.dumps({**values, **length, "key": self.key}, default=str)
-        with replacing(self.file, only_writer=True) as part:
+        with replacing(self.file) as part:
             save_file(flat, part, metadata={"about": about})
 
 
@@ -151,7 +149,7 @@ def continue_fit(model: Any, *data: pd.DataFrame | None) -> None:
 def fit_or_load(
     model: Any,
     data: TrainingData,
-    folder: Path | None,
+    folder: str | Path | None,
     *,
     fit: Callable[[Any], object] | None = None,
     about: Mapping[str, Any] | None = None,
@@ -169,12 +167,15 @@ def fit_or_load(
         return model
     if not hasattr(model, "save") or model.trust_remote_code:
         raise ValueError(f"folder= needs models that can be saved, which {model!r} cannot: leave folder= out")
+    folder = Path(full_path(folder))
+    claim(folder)
     # Judged documents added by the recipe must be the same too, with their texts.
     data = data._replace(run=training_run(model, data.run, data.qrels))
     start = {"starting weights": fingerprint(model.model.state_dict())}
     current_key = key({**training_settings(model, *data), **start, **(about or {})}, without=_COMPUTED)
     if (folder / FINISHED).is_file():
-        check_same(json.loads((folder / FINISHED).read_text("utf-8")), current_key, folder)
+        with undamaged(folder / FINISHED, "delete it to train again"):
+            check_same(json.loads((folder / FINISHED).read_text("utf-8")), current_key, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
     old_recipe = model.training
     model.training = replace(model.recipe, checkpoint=folder / _STATE)

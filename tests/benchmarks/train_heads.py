@@ -188,6 +188,7 @@ def package(folder: Path, name: str) -> None:
     trained, maxp, parade = ld.MaxP.load(name), ld.MaxP(ENCODER, **WINDOWS), ld.PARADE.load(folder / HEAD)
     maxp.start_from(trained)
     maxp.model.recipe, maxp.model.history = trained.model.recipe, trained.model.history
+    maxp.model.trained_on = parade.model.trained_on = trained.model.trained_on
     write_packaged(maxp, "maxp", ld.MaxP(ENCODER).model)
     # The very weights of MaxP's encoder, so that nothing of it is stored again.
     parade.model.encoder.load_state_dict(ld.MaxP.load("longdoc:maxp").model.encoder.state_dict())

@@ -1,5 +1,6 @@
 """The folder of an experiment: the modes of `pt.Experiment`, with runs of the same models only."""
 
+import gzip
 import json
 
 import pandas as pd
@@ -191,3 +192,35 @@ def test_a_run_of_a_function_is_read_by_name_and_only_then(tmp_path):
         values.append(value_of(tmp_path, SOME >> turned, save_mode=mode))
     turned = pt.Evaluate(RUN.assign(score=-RUN["score"]), QRELS, ["map"])["map"]
     assert values[0] == values[1] != values[2] == pytest.approx(turned)
+
+
+# Folders of others, and damaged files.
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "events").write_text("of another program")
+    with pytest.raises(ValueError, match="contains other files"):
+        value_of(tmp_path, SOME, save_mode="overwrite")
+    with pytest.raises(ValueError, match="contains other files"):
+        Experiment({"a": SOME}, TOPICS, QRELS, ["AP"]).save(tmp_path)
+    assert (tmp_path / "runs" / "a" / "events").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"made by": 1}'])
+@pytest.mark.parametrize("name", ["results.json", "run.json"])
+def test_a_damaged_file_is_named(name, content, tmp_path):
+    value_of(tmp_path, SOME)
+    [file] = tmp_path.rglob(name)
+    file.write_text(content)
+    with pytest.raises(ValueError, match=f"{name}' is damaged"):
+        value_of(tmp_path, SOME) if name == "run.json" else ExperimentResults.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.res.gz", "perquery.csv.gz"])
+def test_a_file_that_was_cut_to_valid_lines_is_refused(name, tmp_path):
+    value_of(tmp_path, SOME)
+    [file] = tmp_path.rglob(name)
+    file.write_bytes(gzip.compress(b"".join(gzip.decompress(file.read_bytes()).splitlines(keepends=True)[:5])))
+    with pytest.raises(ValueError, match=f"{name}' is damaged"):
+        value_of(tmp_path, SOME) if name == "run.res.gz" else ExperimentResults.load(tmp_path)

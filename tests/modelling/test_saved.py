@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
+import re
 import shutil
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyterrier as pt
 import pytest
 import torch
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
@@ -24,7 +25,7 @@ from pyterrier_longdoc import modelling
 from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 
-from ..support import tiny
+from ..support import processes, tiny
 from ..support.systems import QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, reloaded, scores, slow_but
 
 pytestmark = QUIET
@@ -60,7 +61,8 @@ def test_a_trained_model_is_saved_and_loaded_with_scores_and_history(name, resul
         restored = cls.load(folder)
         assert type(restored) is type(model)
         np.testing.assert_allclose(scores(restored, results), expected, rtol=1e-5, atol=1e-5)
-        assert repr(restored) == repr(pt.inspect.transformer_apply_attributes(model, training=None))
+        assert repr(restored) == repr(model)
+        assert (restored.training, restored.trained_on) == (model.recipe, model.trained_on)
         pd.testing.assert_frame_equal(restored.history, model.history)
     torch.testing.assert_close(restored.model.state_dict(), model.model.state_dict(), rtol=1e-5, atol=0)
 
@@ -93,7 +95,7 @@ def test_arguments_are_saved_and_loaded(name, arguments, results, tmp_path):
 
 def test_untrained_models_stay_untrained(plain_encoder, results, saved):
     assert len(ld.MaxP.load(saved).history) == 1
-    make("MaxP", plain_encoder).save(saved)
+    make("MaxP", plain_encoder).save(saved, overwrite=True)
     restored = ld.MaxP.load(saved)
     with pytest.warns(ld.UntrainedWarning):
         restored(results)
@@ -207,7 +209,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_earlier_model(tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             calls = let_fail(patch, failed + 1, full, WRITES)
             try:
-                new.save(folder)
+                new.save(folder, overwrite=True)
             except OSError:
                 failed += 1
                 assert files_of(folder) == before
@@ -226,7 +228,7 @@ def test_a_save_that_is_killed_between_two_files_leaves_a_whole_model_or_none(re
         with pytest.MonkeyPatch.context() as patch:
             let_fail(patch, killed + 1, Stopped(), CHANGES)
             try:
-                new.save(folder)
+                new.save(folder, overwrite=True)
                 outcomes.add("finished")
             except Stopped:
                 killed += 1
@@ -262,6 +264,95 @@ def test_a_folder_with_other_files_is_not_overwritten(name, content, tmp_path):
     with pytest.raises(ValueError, match=name):
         make("MaxP").save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_weights_of_another_program_are_not_overwritten(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"of accelerate")
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        make("MaxP").save(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"of accelerate"
+    with pytest.raises(ValueError, match="is a file"):
+        make("MaxP").save(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("other", [lambda _: make("FirstP"), lambda folder: make("MaxP", tiny.checkpoint(folder))])
+def test_another_model_is_only_overwritten_on_request(other, saved, tmp_path):
+    before, other = files_of(saved), other(tmp_path / "backbone")
+    ld.MaxP.load(saved).save(saved)
+    with pytest.raises(ValueError, match=r"holds a MaxP.*overwrite=True"):
+        other.save(saved)
+    assert files_of(saved).keys() == before.keys()
+    other.save(saved, overwrite=True)
+    assert type(ld.CrossEncoder.load(saved)) is type(other)
+
+
+def test_left_overs_of_killed_saves_are_removed(saved, tmp_path):
+    dead = processes.start(lambda: None)
+    processes.wait(dead)
+    name = f".new.{platform.node()}-{{}}-0.part"
+    left, living = saved / name.format(dead), saved / name.format(os.getppid())
+    old = saved / ".new.elsewhere-1-0.part"
+    for folder in (left, living, old):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    ld.MaxP.load(saved).save(saved)
+    assert [folder.exists() for folder in (left, living, old)] == [False, True, False]
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "[" * 100_000, '{"format": "pyterrier_longdoc"}', b"\xff"])
+@pytest.mark.parametrize("name", ["config.json", "training.json"])
+def test_a_damaged_file_is_named_and_can_be_saved_again(name, content, saved, tmp_path):
+    model = ld.MaxP.load(saved)
+    (saved / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=f"{name}' is damaged.*save the model again"):
+        ld.MaxP.load(saved)
+    model.save(saved)
+    ld.MaxP.load(saved)
+
+
+@pytest.mark.parametrize("key", ["class", "encoder", "format_version", "head", "parameters", "weights"])
+def test_a_configuration_with_a_wrong_type_is_named(key, saved):
+    edit(saved, **{key: [None]})
+    with pytest.raises(ValueError, match=re.escape(str(saved))):
+        ld.MaxP.load(saved)
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(tmp_path, monkeypatch, results):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny.encoder(), tmp_path / "backbone")
+    model = make("MaxP", "~/backbone", score_cache="~/scores", training=ld.TrainingArgs(checkpoint="~/state"))
+    model.fit(results, QRELS).save("~/model")
+    expected = scores(ld.CrossEncoder.load("~/model"), results)
+    np.testing.assert_allclose(expected, scores(model, results), rtol=1e-5, atol=1e-5)
+    model.export("~/export")
+    ld.rerank_to_disk(model, results, Path("~/job"))
+    ld.merge_run("~/job", "~/run.res")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"backbone", "scores", "state", "model", "export", "job", "run.res"}
+
+
+def test_a_loaded_model_that_reads_much_longer_inputs_warns_once(saved, results):
+    model = ld.MaxP.load(saved, window_size=60, stride=60)
+    long = results.assign(text="cat " * 60)
+    assert 0 < model.trained_on.longest_input < 30
+    with pytest.warns(UserWarning, match="more than twice as long"):
+        model(long)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*twice as long")
+        model(long)
+        ld.MaxP.load(saved)(results)
+
+
+def lowered(text, _):
+    return text.lower()
+
+
+def test_a_recipe_whose_function_is_not_saved_warns(results, tmp_path):
+    make("MaxP", training=ld.TrainingArgs(augment=lowered, margin=2.0)).fit(results, QRELS).save(tmp_path)
+    with pytest.warns(UserWarning, match="augment="):
+        assert ld.MaxP.load(tmp_path).training.margin == 2.0
 
 
 def test_weights_of_another_save_are_refused(tmp_path):
@@ -385,7 +476,7 @@ def test_truncated_and_missing_files_of_weights_are_refused(saved):
     path = saved / "model.safetensors"
     for content in (path.read_bytes()[: path.stat().st_size // 2], b""):
         path.write_bytes(content)
-        with pytest.raises(SafetensorError):
+        with pytest.raises(ValueError, match=r"model\.safetensors' is damaged"):
             ld.MaxP.load(saved)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):

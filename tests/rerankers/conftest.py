@@ -69,9 +69,18 @@ def loopback(tmp_path, monkeypatch):
     def create_repo(repo_id, *, repo_type="model", private=None, exist_ok=False):
         made.append((repo_type, repo_id, private))
 
+    def file_exists(repo_id, filename):
+        return (folder(repo_id) / filename).is_file()
+
     here = f"http://127.0.0.1:{server.server_address[1]}"
     hub = SimpleNamespace(
-        create_repo=create_repo, upload_folder=upload_folder, made=made, url=here, store=store, folder=folder
+        create_repo=create_repo,
+        file_exists=file_exists,
+        upload_folder=upload_folder,
+        made=made,
+        url=here,
+        store=store,
+        folder=folder,
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     monkeypatch.setattr(huggingface_hub, "create_repo", create_repo)

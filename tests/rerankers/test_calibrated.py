@@ -133,7 +133,7 @@ def test_an_artifact_has_a_calibration_until_another_model_is_saved_there(tmp_pa
     model = ld.Calibrated(make("MaxP"), calibration=CALIBRATION)
     model.save(tmp_path)
     assert pt.Artifact.load(str(tmp_path))(TEXTS)["probability"].tolist() == probabilities(model)
-    make("FirstP").save(tmp_path)
+    make("FirstP").save(tmp_path, overwrite=True)
     assert "probability" not in pt.Artifact.load(str(tmp_path))(TEXTS)
     with pytest.raises(ValueError, match="another model"):
         ld.Calibrated(SCORES, calibration=CALIBRATION).save(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.families import FAMILIES
+from pyterrier_longdoc.rerankers import export
 
 from ..support import tiny, tiny_long
 from ..support.systems import QRELS, QUIET, make, scores
@@ -105,6 +107,38 @@ def test_a_multi_vector_encoder_computes_the_same_scores(fixture, tmp_path):
     encoder = library.MultiVectorEncoder(str(tmp_path / "export"), device="cpu")
     found = encoder.similarity(encoder.encode_query(QUERIES), encoder.encode_document(TEXTS))
     np.testing.assert_allclose(found.numpy().ravel(), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"model_max_length": 16}, {"padding_side": "left"}], ids=str)
+def test_settings_of_a_tokenizer_that_this_package_ignores_are_not_exported(change, tmp_path):
+    backbone = Path(tiny.checkpoint(tmp_path / "backbone"))
+    settings = backbone / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **change}))
+    model = maxp(str(backbone))
+    model.export(tmp_path / "export")
+    folder, texts = tmp_path / "export", ["dog", "cat the snow " * 18]
+    classifier, tokenizer = (c.from_pretrained(folder) for c in (AutoModelForSequenceClassification, AutoTokenizer))
+    with torch.no_grad():
+        inputs = tokenizer(["old dog"] * 2, texts, padding=True, truncation=True, return_tensors="pt")
+        found = classifier(**inputs).logits[:, 0].numpy()
+    np.testing.assert_allclose(found, scores(model, tiny.frame(["old dog"], texts)), rtol=1e-5, atol=1e-5)
+
+
+def test_an_export_with_other_scores_is_refused_and_can_be_repeated(cross_encoder, tmp_path, monkeypatch):
+    model = maxp(cross_encoder)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_logits", lambda folder, queries, texts: np.zeros(len(texts)))
+        with pytest.raises(ValueError, match="instead of"):
+            model.export(tmp_path)
+        patch.setattr(export, "_logits", Mock(side_effect=OSError("No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            model.export(tmp_path)
+    assert not list(tmp_path.glob("[!.]*"))
+    model.export(tmp_path)
+    np.testing.assert_allclose(logits(tmp_path), scores(model, PAIRS), rtol=1e-5, atol=1e-5)
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(ValueError, match="other files"):
+        model.save(tmp_path)
 
 
 def pooled(pooling: str, family: str):

@@ -67,7 +67,7 @@ def test_the_key_of_an_artifact_depends_on_the_saved_model(cross_encoder, tmp_pa
     before = key(pt.Artifact.load(str(tmp_path)))
     first.fit(tiny.results().fillna({"text": ""}), QRELS).save(tmp_path)
     trained = key(pt.Artifact.load(str(tmp_path)))
-    make("FirstP", cross_encoder).save(tmp_path)
+    make("FirstP", cross_encoder).save(tmp_path, overwrite=True)
     assert len({before, trained, key(pt.Artifact.load(str(tmp_path)))}) == 3
 
 
@@ -130,17 +130,21 @@ def test_nothing_is_created_on_the_hub_if_saving_fails(loopback):
 
 def test_push_to_hub_uploads_the_saved_files_and_a_model_card(saved, loopback):
     model = ld.MaxP.load(saved)
-    model.trained_on = "12 of 13 queries"
+    model.model.trained_on = ld.training.TrainedOn(queries=13, used=12)
     card = {"license": "apache-2.0", "datasets": ["irds/msmarco-document"]}
     assert model.push_to_hub("me/maxp", private=True, commit_message="first", **card) == "https://hub/me/maxp"
     assert loopback.made == [("model", "me/maxp", True)]
     folder = loopback.folder("me/maxp")
-    assert {path.name for path in folder.iterdir()} == {path.name for path in saved.iterdir()}
+    assert {path.name for path in folder.iterdir()} == {path.name for path in saved.iterdir()} | {"training.json"}
     text = (folder / "README.md").read_text(encoding="utf-8")
     data = huggingface_hub.ModelCard(text).data
     assert (data.license, data.datasets, data.library_name) == (*card.values(), "pyterrier_longdoc")
     assert 'ld.MaxP.load("me/maxp")' in text
-    assert "Training data: 12 of 13 queries." in text
+    assert "Training data: 12 of 13 queries" in text
+    edited = text + "Edited on the hub."
+    (folder / "README.md").write_text(edited, encoding="utf-8")
+    model.push_to_hub("me/maxp")
+    assert (folder / "README.md").read_text(encoding="utf-8") == edited
 
 
 def test_a_model_on_the_hub_is_loaded_by_name_and_revision(saved, results, monkeypatch):
@@ -149,7 +153,7 @@ def test_a_model_on_the_hub_is_loaded_by_name_and_revision(saved, results, monke
     def snapshot_download(name, *, revision, allow_patterns):
         asked.append((name, revision))
         patterns = tuple(pattern.lstrip("*") for pattern in allow_patterns)
-        assert all(path.name.endswith(patterns) for path in saved.iterdir())
+        assert all(path.name.endswith(patterns) for path in saved.glob("[!.]*"))
         return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)

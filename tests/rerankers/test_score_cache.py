@@ -91,6 +91,18 @@ def test_a_damaged_score_is_refused_by_its_file_before_scoring(damaged, path, re
     assert not encoded
 
 
+@pytest.mark.parametrize("score", ['"1e5"', "1e308", "NaN", "0.5"])
+def test_an_edited_score_is_refused(score, path, results):
+    model = make("MaxP", score_cache=path)
+    model(results)
+    with sqlite3.connect(path) as connection:
+        for key, value in connection.execute("SELECT key, value FROM store").fetchall():
+            edited = value[: value.index("[") + 1] + score + value[value.index(",") :]
+            connection.execute("UPDATE store SET value = ? WHERE key = ?", [edited, key])
+    with pytest.raises(ValueError, match=f"{path.name}' is damaged"):
+        model(results)
+
+
 def test_only_new_pairs_are_scored(path, results, encoded):
     model = make("MaxP", score_cache=path)
     model(results.iloc[:2])

@@ -344,3 +344,29 @@ def test_memory_use_does_not_grow_with_the_number_of_blocks(tmp_path):
     run, pipeline = candidates(60_000, 300), LongTexts() >> Digests()  # 160 MB of text in all
     ld.rerank_to_disk(pipeline, run, tmp_path / "out", shard=(0, 8))
     assert memory.growth(lambda: ld.rerank_to_disk(pipeline, run, tmp_path / "out")) < 60
+
+
+def test_a_block_in_the_place_of_another_is_refused(tmp_path):
+    for out, run in (("one", RUN), ("other", RUN.iloc[:-1])):
+        ld.rerank_to_disk(Digests(), run, tmp_path / out)
+    first, second = sorted(tmp_path.glob("one/blocks/*.parquet"))[:2]
+    for source in (second, tmp_path / "other" / "blocks" / first.name):
+        first.write_bytes(source.read_bytes())
+        with pytest.raises(ValueError, match=f"{first.name}' is damaged.*another block or another job"):
+            ld.merge_run(tmp_path / "one")
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "job.json").write_text("{}")
+    with pytest.raises(ValueError, match="contains other files"):
+        ld.rerank_to_disk(Digests(), RUN, tmp_path)
+    assert (tmp_path / "job.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_a_damaged_job_is_named(content, tmp_path):
+    ld.rerank_to_disk(Digests(), RUN, tmp_path)
+    (tmp_path / "job.json").write_text(content)
+    for call in (lambda: ld.merge_run(tmp_path), lambda: ld.rerank_to_disk(Digests(), RUN, tmp_path)):
+        with pytest.raises(ValueError, match=r"job\.json' is damaged"):
+            call()

@@ -310,3 +310,10 @@ def test_diverged_weights_are_never_saved(tmp_path):
     resumed = Toy()
     train(resumed, toy_set(5), args)
     assert len(resumed.calls) == 4  # from the state after the first step
+
+
+def test_two_processes_can_write_the_same_state(tmp_path):
+    args = TrainingArgs(epochs=30, queries_per_step=1, checkpoint=tmp_path, save_steps=1)
+    both = [processes.start(lambda: train(Toy(), toy_set(3), args)) for _ in range(2)]
+    assert [processes.wait(one) for one in both] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
