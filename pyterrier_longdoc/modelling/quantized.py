@@ -1,7 +1,8 @@
 """Int8 backbones: quantized with NNCF, computed by OpenVINO.
 
 Quantization is static: the scales of weights and activations are calibrated on a few windows and then fixed, so that
-scores depend only on query and text.
+scores depend only on query and text, up to rounding: a difference in the last digit of float32, as another batch size
+makes, may move an activation by one of its 256 steps.
 """
 
 from __future__ import annotations
