@@ -77,7 +77,8 @@ def rerank_to_disk(
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n shards, starting at 0")
     out, blocks = Path(full_path(out)), blocks_of(run)
     claim(out)
-    job = _begin(out, pipeline.model if isinstance(pipeline, Distributed) else pipeline, run, len(blocks))
+    scored_by = pipeline.model if isinstance(pipeline, Distributed) else pipeline
+    job = _begin(out, scored_by, run, len(blocks), is_first=shard[0] == 0)
     in_shard = range(shard[0], len(blocks), shard[1])
     to_do = [number for number in in_shard if not _block_file(out, number).is_file()]
     total, rows_to_do = (sum(len(blocks[number]) for number in numbers) for numbers in (in_shard, to_do))
@@ -132,17 +133,17 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
-def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int) -> dict[str, Any]:
-    """Start a job in the folder, unless it has finished blocks; then compare the job with theirs. Return the job."""
+def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int, *, is_first: bool) -> dict[str, Any]:
+    """Start a job in the folder, or compare it with the job there; the first shard may replace one without blocks."""
     models = model_keys(pipeline, without=("computed",))
     job = {"format": _FORMAT, "candidates": frame_digest(run), "models": models, "blocks": blocks}
-    if not any(out.glob(f"{_BLOCKS}/*.parquet")):
+    if not (out / _JOB).is_file() or (is_first and not any(out.glob(f"{_BLOCKS}/*.parquet"))):
         write_lines(out / _JOB, [json.dumps({**job, "pipeline": repr(pipeline)}, indent=1)])
         return job
     other = _job_in(out)
     if different := [name for name, value in job.items() if other.get(name) != value]:
         raise ValueError(
-            f"out={str(out)!r} has blocks of another job, with other {' and '.join(different)} (its pipeline was "
+            f"out={str(out)!r} belongs to another job, with other {' and '.join(different)} (its pipeline was "
             f"{other.get('pipeline')}): choose a new folder"
         )
     if None in models or len(list(stages_of(pipeline))) > len(models):

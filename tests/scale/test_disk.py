@@ -370,3 +370,9 @@ def test_a_damaged_job_is_named(content, tmp_path):
     for call in (lambda: ld.merge_run(tmp_path), lambda: ld.rerank_to_disk(Digests(), RUN, tmp_path)):
         with pytest.raises(ValueError, match=r"job\.json' is damaged"):
             call()
+
+
+def test_shards_that_start_before_any_block_is_finished_are_compared(tmp_path, results):
+    ld.rerank_to_disk(systems.make("MaxP"), results.iloc[:0], tmp_path, shard=(0, 2))
+    with pytest.raises(ValueError, match="models"):
+        ld.rerank_to_disk(systems.make("SumP"), results.iloc[:0], tmp_path, shard=(1, 2))
