@@ -303,8 +303,6 @@ OWN_EXPLANATION = "explain_"
 OF_A_SCORE = (
     *("score", "rank", *EXPLANATION),
     "probability",  # of Calibrated
-    *("llm_prompts", "llm_rounds", "llm_missing", "llm_duplicates"),  # of RankGPT
-    *("llm_unknown", "llm_refusals", "llm_retries", "llm_failed"),
 )
 """The columns that belong to a score; new scores replace or remove them, and those with the prefix."""
 

@@ -30,7 +30,7 @@ def check_runs(
         for check in RUN_CHECKS:
             doubtful = max(run.doubtful[check] for run in runs)
             if doubtful:
-                rows.append((check, name, doubtful, f"{doubtful} of {queries} queries of {name}"))
+                rows.append((check, name, doubtful, f"{check} in {doubtful} of {queries} queries of {name}"))
         distinct = len({run.values.tobytes() for run in runs})
         if distinct < len(runs):
             message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the same values as another seed"
@@ -38,7 +38,7 @@ def check_runs(
         lacking = tuple(qid for qid in runs[0].candidates if qid not in runs[0].with_relevant)
         without_relevant.setdefault(lacking, []).append(name)
     for lacking, names in without_relevant.items():  # systems with the same queries share the message
-        message = f"{len(lacking)} of {queries} queries of {', '.join(names)}"
+        message = f"no relevant candidate in {len(lacking)} of {queries} queries of {', '.join(names)}"
         rows += [("no relevant candidate", name, len(lacking), message) for name in names if lacking]
 
     values = {name: mean_over_seeds(np.stack([run.values for run in runs])) for name, runs in outcomes.items()}

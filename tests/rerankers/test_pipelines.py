@@ -14,7 +14,6 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
 from pyterrier_longdoc.listwise import Reply
-from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
 from pyterrier_longdoc.training import TeacherScores
 
 from ..support import terrier, tiny
@@ -138,11 +137,11 @@ def test_an_explanation_adds_the_columns_in_explanation(explained):
 @pytest.mark.parametrize("later", SCORING)
 def test_new_scores_leave_out_the_columns_of_an_earlier_score(later, explained):
     model = SCORING[later]()
-    scored = explained.assign(probability=0.5, **dict.fromkeys(REPORT_COLUMNS, 1))
+    scored = explained.assign(probability=0.5)
     for frame in (scored, scored.iloc[:0]):
         out = model(frame)
         added = {"probability"} if later == "Calibrated" else set()
-        assert set(out) == {*frame} - {*EXPLANATION, *REPORT_COLUMNS, "probability"} | added
+        assert set(out) == {*frame} - {*EXPLANATION, "probability"} | added
         assert out["note"].tolist() == frame["note"].tolist()
 
 

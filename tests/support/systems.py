@@ -124,7 +124,7 @@ def scores(transformer: Any, frame: pd.DataFrame) -> np.ndarray:
 
 def reloaded(transformer: Any, folder: Path) -> Any:
     """What is loaded from a folder in which it has been saved."""
-    transformer.save(folder)
+    transformer.save(folder, overwrite=True)
     return type(transformer).load(folder, device="cpu")
 
 
