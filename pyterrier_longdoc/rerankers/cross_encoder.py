@@ -380,8 +380,8 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         The quantization is calibrated once, on windows of these candidates; equal calls give equal scores. Other sizes
         of batches may change single scores by rounding, those of the packaged MaxP by up to .01 (.3 % of their standard
-        deviation). Scores differ from those in float32 in the second digit. `coverage.dtype` is `"int8"`. The copy can be saved but
-        not trained.
+        deviation). Scores differ from those in float32 in the second digit. `coverage.dtype` is `"int8"`. The copy can
+        be saved but not trained.
 
         Args:
             candidates: as for `transform`.
