@@ -294,11 +294,13 @@ def package(folder: Path) -> None:
     write_packaged(model, "firstp", ld.FirstP(ENCODER).model, encoder_of="longdoc:maxp")
 
 
-def dev(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Print nDCG@10 and RR on the dev questions, of each collection and of all."""
+def dev(folder: Path, names: Sequence[str], sizes: Sequence[int], number: int) -> None:
+    """Print nDCG@10 and RR on so many dev questions, of each collection and of all."""
     examples = read_examples(folder / "data" / "firstp-dev.jsonl.gz")
-    qrels = examples.loc[examples["label"] > 0, ["qid", "docno", "label"]]
     topics = examples[["qid", "query"]].drop_duplicates()
+    topics = topics.groupby(topics["qid"].str.partition(":")[0]).head(number // len(QUESTIONS))
+    examples = examples[examples["qid"].isin(topics["qid"])]
+    qrels = examples.loc[examples["label"] > 0, ["qid", "docno", "label"]]
     kept: dict[str, Any] = {"dtype": "float32", "device": "cpu", "score_cache": folder / "dev.sqlite"}
     systems: dict[str, Any] = {
         f"{Path(name).name} {size}": ld.FirstP.load(name, window_size=size, **kept) for name in names for size in sizes
@@ -327,6 +329,7 @@ def main() -> None:
     second.add_argument("--steps", type=int, required=True)
     third.add_argument("models", nargs="+")
     third.add_argument("--sizes", nargs="+", type=int, default=[477, 250])
+    third.add_argument("--queries", type=int, default=DEV * len(QUESTIONS))
     args = parser.parse_args()
     if args.command == "prepare":
         (args.folder / "data").mkdir(parents=True, exist_ok=True)
@@ -336,7 +339,7 @@ def main() -> None:
     elif args.command == "package":
         package(args.folder)
     else:
-        dev(args.folder, args.models, args.sizes)
+        dev(args.folder, args.models, args.sizes, args.queries)
 
 
 if __name__ == "__main__":
