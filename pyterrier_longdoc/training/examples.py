@@ -82,14 +82,12 @@ class TrainingSet:
         groups: the training queries.
         candidates: R candidates, to whose rows the groups refer.
         read: returns the texts of these rows, like `documents` of a reranker.
-        loaded: whether `read` loads texts; a continued training then only compares docnos.
         trained_on: the number of training queries, and of others by reason.
     """
 
     groups: Sequence[QueryGroup]
     candidates: pd.DataFrame
     read: Callable[[pd.DataFrame], Sequence[Text]]
-    loaded: bool = False
     trained_on: TrainedOn = TrainedOn()  # noqa: RUF009 - frozen
     _blank: dict[int, bool] = field(default_factory=dict, init=False)  # of the texts read so far, by row
 
@@ -104,11 +102,11 @@ class TrainingSet:
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
 
     def text_keys(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the texts of the rows of each group, or their docnos if texts would have to be loaded."""
+        """Yield the texts of the rows of each group, read for the purpose."""
         rows = np.concatenate([group.rows for group in self.groups])
         # Many rows at once, because pandas copies whole columns of concatenated frames to select a few rows.
         blocks = (self.candidates.iloc[rows[start : start + 4096]] for start in range(0, len(rows), 4096))
-        keys = chain.from_iterable(as_strings(b["docno"]) if self.loaded else self.read(b) for b in blocks)
+        keys = chain.from_iterable(map(self.read, blocks))
         return (tuple(islice(keys, len(group.rows))) for group in self.groups)
 
 
@@ -144,7 +142,7 @@ def prepare(
         check_text(run[name], name)
     groups, counts = _groups_and_counts(run, qrels, recipe)
     counts = replace(counts, added=len(run) - len(candidates), not_found=not_found)
-    return TrainingSet(groups, run, texts, loaded, counts)
+    return TrainingSet(groups, run, texts, counts)
 
 
 def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[QueryGroup]:

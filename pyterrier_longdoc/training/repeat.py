@@ -125,9 +125,9 @@ def k_fold_fit(
         validation: the queries to select the best weights, instead of training on them: `"next fold"`; None trains on
             all.
         folder: a folder for the models. After an interruption, a second call with the same arguments continues:
-            finished models are read, and the current fold is resumed. Models, recipe, candidates and labels must be the
-            same; texts only if the candidates hold them, because a `text_loader` reads them later. A user's function
-            (`augment`, a loss) is compared by its code; what it calls does not count.
+            finished models are read, and the current fold is resumed. Models, recipe, candidates, labels and texts must
+            be the same; those of a `text_loader` are read once for this. A user's function (`augment`, a loss) is
+            compared by its code; what it calls does not count.
         verbose: show a progress bar over the folds.
 
     Returns:

@@ -7,7 +7,7 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, arguments_of
 from ..common.files import claim, full_path, replacing, undamaged, write_lines
+from ..common.frames import as_document, documents_of, field_names
 from ..common.key import frame_digest, key
 from ..modelling.weights import fingerprint
 from .examples import TrainingSet, training_run
@@ -97,7 +98,7 @@ def training_settings(model: Any, *data: pd.DataFrame | None) -> dict[str, Any]:
     """Return class, recipe and arguments of a model, and digests of its data.
 
     The name of the checkpoint is left out, because the starting weights are compared, and the text loader, because the
-    texts are: those in the frames, and those that the training set had read.
+    texts are.
     """
     return {
         "class": type(model),
@@ -106,7 +107,17 @@ def training_settings(model: Any, *data: pd.DataFrame | None) -> dict[str, Any]:
         "scorer": None if isinstance(model.backbone, str | Path) else model.backbone,
         "recipe": _contents(model.recipe),
         "data": [None if frame is None else frame_digest(frame) for frame in data],
+        "loaded texts": [_loaded_texts(model, frame) for frame in data if frame is not None and "query" in frame],
     }
+
+
+def _loaded_texts(model: Any, frame: pd.DataFrame) -> list[str]:
+    """Return digests of the texts that a text loader supplies for a frame, of blocks of rows."""
+    if set(field_names(model.text_field)) <= set(frame.columns):
+        return []
+    blocks = (frame.iloc[start : start + 4096] for start in range(0, len(frame), 4096))
+    read = (documents_of(block, model.text_field, model.repeat, model.text_loader) for block in blocks)
+    return [frame_digest(pd.DataFrame([asdict(as_document(text)) for text in texts])) for texts in read]
 
 
 def _contents(recipe: TrainingArgs) -> dict[str, Any]:
