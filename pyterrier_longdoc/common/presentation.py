@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyterrier as pt
 
 from .citations import Cited
@@ -52,6 +53,12 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
+def _comparable(value: Any) -> dict[str, Any]:
+    """Return the arguments of a transformer; arrays as lists, because arrays have no single truth value."""
+    arguments = {f.name: getattr(value, f.name) for f in fields(value)}
+    return {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in arguments.items()}
+
+
 class ReprMixin:
     """Base class of dataclasses with a repr of the fields that differ from their defaults."""
 
@@ -60,11 +67,15 @@ class ReprMixin:
 
 
 class NotebookMixin(ReprMixin, Cited):
-    """Base class of transformers with repr, hash, schematic and citation."""
+    """Base class of transformers with equality, repr, hash, schematic and citation."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare class and constructor arguments, so that `pt.Experiment(plan="tree")` runs equal stages once."""
+        return self is other or (type(self) is type(other) and _comparable(self) == _comparable(other))
 
     def __hash__(self) -> int:
-        # PyTerrier hashes the repr, which `fit` changes, so that dictionaries would lose their keys.
-        return object.__hash__(self)
+        # Neither `fit` nor a changed argument may alter it, because dictionaries and sets would lose their members.
+        return hash(type(self))
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """Return the schematic for PyTerrier."""

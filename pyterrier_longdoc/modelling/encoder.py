@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -259,26 +259,42 @@ class WindowEncoder(nn.Module):
         if self.settings.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         for rows in self.divide([len(inputs[row]) for row in order], order, exact_run=exact_run):
-            length = self.rules.padded(max(len(inputs[row]) for row in rows))
-            batch = collate([inputs[row] for row in rows], length, self.reader.pad_id, self.settings.device)
-            arguments = {**batch.arguments, **self.rules.extra_inputs(batch)}
-            recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
-            with recording as earlier_states, self.rules.pass_context(self.backbone, length):
-                try:
-                    last_states = self.runtime(self.backbone, arguments)
-                except torch.OutOfMemoryError as error:
-                    size = f"{len(rows)} windows of up to {length} tokens"
-                    error.args = (
-                        f"{error} This happened with {size} in a pass: lower max_batch_tokens or batch_size.",
-                    )
-                    raise
-            if self.runtime.why and self.settings.runtime == "openvino":
-                raise refusal(self.runtime.why)
-            if coverage is not None:
-                coverage.tokens_encoded += batch.tokens
-                coverage.tokens_computed += batch.mask.numel()
-                coverage.longest_input = max(coverage.longest_input, *(len(inputs[row]) for row in rows))
-            yield rows, batch, (*earlier_states, last_states)
+            for half, batch, states in self._fitting(rows, inputs, all_layers):
+                if self.runtime.why and self.settings.runtime == "openvino":
+                    raise refusal(self.runtime.why)
+                if coverage is not None:
+                    coverage.tokens_encoded += batch.tokens
+                    coverage.tokens_computed += batch.mask.numel()
+                    coverage.longest_input = max(coverage.longest_input, *(len(inputs[row]) for row in half))
+                yield half, batch, states
+
+    def _fitting(
+        self, rows: Sequence[int], inputs: Sequence[Input], all_layers: bool
+    ) -> Iterator[tuple[Sequence[int], Pass, States]]:
+        """Yield the rows, the pass and the states of one pass, or of two with half of the rows if memory is short."""
+        with suppress(torch.OutOfMemoryError):  # tried again outside, where no traceback holds states of the pass
+            computed = self._compute(rows, inputs, all_layers)
+            yield rows, *computed
+            return
+        middle = len(rows) // 2
+        for half in filter(len, (rows[:middle], rows[middle:])):
+            try:
+                computed = self._compute(half, inputs, all_layers)
+            except torch.OutOfMemoryError as error:
+                size = f"{len(half)} windows of up to {max(len(inputs[row]) for row in half)} tokens"
+                error.args = (f"{error} This happened with {size} in a pass: lower max_batch_tokens or batch_size.",)
+                raise
+            yield half, *computed
+
+    def _compute(self, rows: Sequence[int], inputs: Sequence[Input], all_layers: bool) -> tuple[Pass, States]:
+        """Return a pass and its states."""
+        length = self.rules.padded(max(len(inputs[row]) for row in rows))
+        batch = collate([inputs[row] for row in rows], length, self.reader.pad_id, self.settings.device)
+        arguments = {**batch.arguments, **self.rules.extra_inputs(batch)}
+        recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
+        with recording as earlier_states, self.rules.pass_context(self.backbone, length):
+            last_states = self.runtime(self.backbone, arguments)
+        return batch, (*earlier_states, last_states)
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:

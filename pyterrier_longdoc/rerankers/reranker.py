@@ -87,7 +87,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         text_loader: supplies the text if the column is absent: a text loader, or a dataset or index with one.
         batch_size: the maximum number of windows in a batch.
         max_batch_tokens: the maximum number of tokens in a batch, padding included; None for 16,384 on a GPU and 2,048
-            on a CPU. Lower it if memory runs out.
+            on a CPU. A batch that does not fit into a GPU's memory is halved once; lower this if that is not enough.
         device: `"cuda"`, `"cuda:1"`, `"cpu"`, ...; None for a GPU if there is one.
         dtype: the precision of the backbone in inference: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` on
             this device. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU with
@@ -149,6 +149,22 @@ class Reranker(NotebookMixin, pt.Transformer):
         arguments = changes(self, hidden=("backbone", *HIDDEN))
         backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
         return f"{type(self).__name__}({', '.join([repr(backbone), *arguments])})"
+
+    def __eq__(self, other: object) -> bool:
+        """Compare class, constructor arguments and, where they are in memory, weights; nothing is loaded.
+
+        A reranker that is not loaded equals one with the weights of their checkpoint.
+        """
+        if not (super().__eq__(other) and isinstance(other, Reranker)):
+            return False
+        models = [vars(reranker)["_model"] for reranker in (self, other)]
+        loaded = [model for model in models if model is not None]
+        if len(loaded) < len(models):
+            return not any(model.is_changed for model in loaded)
+        int8 = [getattr(model.encoder.quantized, "digest", None) for model in loaded]
+        return int8[0] == int8[1] and loaded[0].fingerprint() == loaded[1].fingerprint()
+
+    __hash__ = NotebookMixin.__hash__
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "_is_set_up": False}

@@ -63,6 +63,27 @@ def test_running_out_of_memory_names_the_arguments_to_lower(backbone, monkeypatc
         model.score(["cat"], ["snow"])
 
 
+def test_a_pass_that_does_not_fit_into_memory_is_halved_once(backbone, monkeypatch):
+    model = make_scorer(backbone)
+    queries, texts = ["cat"] * 4, ["snow", "cat snow", "the cat", "a snow cat sat"]
+    expected = model.score(queries, texts).scores
+    forward, sizes = model.encoder.backbone.forward, []
+
+    def small(*args, **kwargs):
+        sizes.append(len(kwargs["input_ids"]))
+        if sizes[-1] > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.encoder.backbone, "forward", small)
+    fits = 2
+    np.testing.assert_allclose(model.score(queries, texts).scores, expected, atol=1e-6)
+    assert sizes == [4, 2, 2]
+    fits = 1
+    with pytest.raises(torch.OutOfMemoryError, match="happened with 2 windows"):
+        model.score(queries, texts)
+
+
 def test_equal_windows_are_encoded_once(encoder, backbone):
     coverage = Coverage()
     queries = [np.array([5, 6], dtype=np.int32), np.array([7], dtype=np.int32)]

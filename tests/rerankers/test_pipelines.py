@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
@@ -50,6 +51,57 @@ def test_inspection_loads_nothing(fresh, name, nothing_loads):
     values = {attribute.name: attribute.value for attribute in pt.inspect.transformer_attributes(fresh)}
     assert values == {key: getattr(fresh, key) for key in values}
     assert {"backbone", "text_field", "batch_size", "verbose", "device"} <= set(values)
+
+
+def test_rerankers_of_one_class_and_equal_arguments_are_equal(fresh, name, nothing_loads):
+    other = make(name)
+    assert fresh == other
+    assert len({fresh, other}) == 1
+    other.batch_size = 3
+    assert fresh != other
+    assert other in {other}  # also after a change
+    other = make(name)
+    other.text_field = ("title", "text")
+    assert fresh != other
+    assert fresh != pt.Transformer.identity()
+
+
+def test_weights_in_memory_are_compared(results):
+    model, loaded = make("MaxP"), make("MaxP")
+    loaded(results)
+    assert model == loaded  # both have the checkpoint's weights
+    with torch.no_grad():
+        next(loaded.model.parameters()).add_(1)
+    model(results)
+    assert model != loaded
+    members = {model}
+    model.training = loaded.training = ld.TrainingArgs(max_steps=1)
+    model.fit(results, QRELS)
+    assert model in members
+    assert model != make("MaxP", training=model.training)  # trained, and not loaded
+    assert model == model.apply_attributes()
+
+
+def test_other_transformers_are_equal_by_their_arguments():
+    assert ld.ZScore() == ld.ZScore()
+    assert ld.Passages(ld.SlidingWords(4, 2)) == ld.Passages(ld.SlidingWords(4, 2))
+    assert ld.Passages(ld.SlidingWords(4, 2)) != ld.Passages(ld.SlidingWords(4, 3))
+    selected = [make("MaxP", preselect=ld.CrossEncoderWindows(1, make("FirstP", seed=seed))) for seed in (1, 1, 2)]
+    assert selected[0] == selected[1] != selected[2]
+    scorer = ld.PairScorer(lambda queries, texts: [0.0] * len(texts))
+    assert ld.MaxP(scorer) == ld.MaxP(scorer)
+
+
+def test_a_tree_of_equal_stages_runs_each_once(results, monkeypatch):
+    calls = []
+    transform = ld.MaxP.transform
+    monkeypatch.setattr(ld.MaxP, "transform", lambda self, inp: calls.append(len(inp)) or transform(self, inp))
+    systems = [FIRST_STAGE >> LOADER >> make("MaxP") >> last for last in (ld.ZScore(), make("FirstP"))]
+    table = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"], plan="tree")
+    assert list(filter(None, calls)) == [len(CANDIDATES)]  # PyTerrier also passes empty frames, to validate
+    expected = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"])
+    assert list(filter(None, calls)) == [len(CANDIDATES)] * 3
+    pd.testing.assert_frame_equal(table, expected)
 
 
 def test_pipeline_operators_combine_the_scores_of_models(loaded, all_loaded):
