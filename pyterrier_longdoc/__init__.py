@@ -42,6 +42,7 @@ _PUBLIC = {
     "passages": ["Evidence", "Passages"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
+        "ReasonedPointwise",
     ],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],

@@ -15,6 +15,7 @@ from .parsing import IncompleteReplyWarning, UnreadableReplyError
 from .pointwise import Pointwise
 from .prompts import ListwisePrompt
 from .rankgpt import RankGPT
+from .reasoned import ReasonedPointwise
 from .schedules import (
     BackToFront,
     PairwiseAll,
@@ -31,5 +32,6 @@ __all__ = [
     "BackToFront", "Backend", "BackendError", "CallableBackend", "ContextOverflowError", "FirstToken",
     "HuggingFaceBackend", "IncompleteReplyWarning", "LLMClient", "ListwisePrompt", "NotInCacheError",
     "OpenAIBackend", "PairwiseAll", "PairwiseBubble", "ParallelBlocks", "Permutation", "Pointwise", "RankGPT",
-    "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion", "TopDown", "Tournament", "UnreadableReplyError",
+    "ReasonedPointwise", "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion", "TopDown", "Tournament",
+    "UnreadableReplyError",
 ]  # fmt: skip

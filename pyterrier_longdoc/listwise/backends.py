@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from ..common.servers import (
     redact,
     without_secrets,
 )
-from .parsing import final_answer
+from .parsing import ends_reasoning, final_answer, token_of_verdict
 from .prompts import Message
 
 # One lock for all local models, because a lock per model could not be pickled.
@@ -54,7 +55,8 @@ class Backend(Protocol):
     """A connection to one model.
 
     A backend with log-probabilities also has `first_token(messages, words, top_logprobs) -> Reply`, which returns
-    `logprobs` for each of `words`, or for the `top_logprobs` most likely tokens of the server.
+    `logprobs` for each of `words`, or for the `top_logprobs` most likely tokens of the server; and, for models that
+    reason first, `verdict` with the same arguments, for the token of the verdict after the reasoning.
 
     Attributes:
         model: the name of the model.
@@ -104,6 +106,10 @@ class CallableBackend:
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
         """Call the function, which must return a `Reply` with `logprobs`."""
+        return self(messages)
+
+    def verdict(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Call the function; `logprobs` of its reply are those of the verdict."""
         return self(messages)
 
 
@@ -169,11 +175,17 @@ class OpenAIBackend:
         bound = newer if newer in self.parameters else "max_tokens"
         return self._ask(messages, {**self.parameters, bound: 1, "logprobs": True, "top_logprobs": top_logprobs})
 
-    def _ask(self, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Reply:
+    def verdict(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Request a whole reply, with the log-probabilities at the token of its verdict, one of `words`."""
+        return self._ask(messages, {**self.parameters, "logprobs": True, "top_logprobs": top_logprobs}, words)
+
+    def _ask(
+        self, messages: Sequence[Message], parameters: Mapping[str, Any], verdicts: Sequence[str] | None = None
+    ) -> Reply:
         openai, client = import_extra("openai", "llm", "this needs openai"), self.client
         try:
             client = client or self._connect(openai)
-            return self._request(client, messages, parameters)
+            return self._request(client, messages, parameters, verdicts)
         except openai.OpenAIError as error:
             response: Any = getattr(error, "response", None)
             message = str(error.__cause__ or error) if response is None else error_text(response)
@@ -199,32 +211,44 @@ class OpenAIBackend:
             self._connection = openai.OpenAI(base_url=self.base_url, api_key=key, **options)
         return self._connection
 
-    def _request(self, client: Any, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Reply:
+    def _request(
+        self,
+        client: Any,
+        messages: Sequence[Message],
+        parameters: Mapping[str, Any],
+        verdicts: Sequence[str] | None,
+    ) -> Reply:
         completions = client.chat.completions.with_raw_response
         for attempt in range(self.max_retries + 1):
             time.sleep(attempt / 2)
             raw = completions.create(model=self.model, messages=list(messages), **parameters)
             try:
-                return _reply_of(raw.parse())
+                return _reply_of(raw.parse(), verdicts)
             except (AttributeError, LookupError, TypeError, ValueError):
                 message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
         raise BackendError(redact(f"{self.model}: {message}", client.api_key))
 
 
-def _reply_of(answer: Any) -> Reply:
-    """Return the reply in a response of OpenAI's API."""
+def _reply_of(answer: Any, verdicts: Sequence[str] | None) -> Reply:
+    """Return the reply in a response of OpenAI's API, with log-probabilities at its first token, or at a verdict."""
     choice, usage = answer.choices[0], answer.usage
     text = choice.message.content or getattr(choice.message, "refusal", None) or ""
     check_type(str, "a text", content=text)
-    positions = getattr(getattr(choice, "logprobs", None), "content", None)
-    # Of several tokens with the same text, the first and most likely one counts.
-    logprobs = {each.token: float(each.logprob) for each in reversed(positions[0].top_logprobs)} if positions else None
+    positions = getattr(getattr(choice, "logprobs", None), "content", None) or []
+    written = list(accumulate(each.token for each in positions))
+    place = 0 if verdicts is None else token_of_verdict(written, verdicts)
+    logprobs = None
+    if positions and place is not None:
+        # Of several tokens with the same text, the first and most likely one counts.
+        logprobs = {each.token: float(each.logprob) for each in reversed(positions[place].top_logprobs)}
     requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    is_one_token = logprobs is not None and verdicts is None
+    has_answer = final_answer(text).strip() if verdicts is None else ends_reasoning(text)
     problem = None
-    if logprobs is None and not final_answer(text).strip():
-        if choice.finish_reason == "length":
-            problem = OUT_OF_TOKENS.format("max_tokens")
-        elif getattr(choice.message, "tool_calls", None):
+    if choice.finish_reason == "length" and not has_answer and not is_one_token:
+        problem = OUT_OF_TOKENS.format("max_tokens")
+    elif not final_answer(text).strip() and not is_one_token:
+        if getattr(choice.message, "tool_calls", None):
             problem = "it only calls tools: remove them from parameters="
         elif any(getattr(choice.message, name, None) for name in ("reasoning_content", "reasoning")):
             problem = "it only has reasoning and no content: change the server's reasoning parser"
@@ -274,16 +298,36 @@ class HuggingFaceBackend:
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Generate a reply; raise ContextOverflowError if it exceeds the positions of the model."""
+        return self._generate(messages)[0]
+
+    def verdict(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Generate a reply, with the exact log-probabilities of these words at the token of its verdict."""
+        import torch
+
+        reply, prompt, answer = self._generate(messages, words)
+        with _GENERATING, torch.inference_mode():
+            model, tokenizer = self._load()
+            ends = range(1, len(answer) + 1)
+            place = token_of_verdict([tokenizer.decode(answer[:end], skip_special_tokens=True) for end in ends], words)
+            if reply.problem or place is None:
+                return reply
+            read = {"input_ids": torch.cat([prompt, answer[:place]])[None]}
+            values = self._logprobs(model, tokenizer, read, words)[1]
+            return replace(reply, logprobs=values if len(values) == len(words) else None)
+
+    def _generate(self, messages: Sequence[Message], verdicts: Sequence[str] | None = None) -> tuple[Reply, Any, Any]:
+        """Return a reply, and the ids of the prompt and of the reply."""
         import torch
 
         with _GENERATING, torch.inference_mode():
-            model, tokenizer, inputs, length = self._prepare(messages, self.parameters.get("max_new_tokens", 1))
-            generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
-            answer = generated[0, length:]
-            text, limit = tokenizer.decode(answer, skip_special_tokens=True), self.parameters.get("max_new_tokens")
-            is_out_of_tokens = len(answer) == limit and not final_answer(text).strip()
-            problem = OUT_OF_TOKENS.format("max_new_tokens") if is_out_of_tokens else None
-            return Reply(text, length, len(answer), problem=problem)
+            limit = self.parameters.get("max_new_tokens")
+            model, tokenizer, inputs, length = self._prepare(messages, limit or 1)
+            defaults = {"pad_token_id": tokenizer.eos_token_id, "tokenizer": tokenizer}  # the latter for `stop_strings`
+            prompt, answer = model.generate(**inputs, **{**defaults, **self.parameters})[0].tensor_split([length])
+            text = tokenizer.decode(answer, skip_special_tokens=True)
+            has_answer = final_answer(text).strip() if verdicts is None else ends_reasoning(text)
+            problem = OUT_OF_TOKENS.format("max_new_tokens") if len(answer) == limit and not has_answer else None
+            return Reply(text, length, len(answer), problem=problem), prompt, answer
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
         """Return the exact log-probabilities of the words, in one forward pass.
@@ -295,13 +339,17 @@ class HuggingFaceBackend:
 
         with _GENERATING, torch.inference_mode():
             model, tokenizer, inputs, length = self._prepare(messages, 1)
-            logits = model(**inputs, logits_to_keep=1).logits[0, -1].float()
-            logprobs = torch.log_softmax(logits, -1)
-            if not self._ids:
-                for i in range(min(len(tokenizer), len(logprobs))):
-                    self._ids.setdefault(tokenizer.decode([i]).strip(), []).append(i)
-            values = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
-            return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=values)
+            likeliest, values = self._logprobs(model, tokenizer, inputs, words)
+            return Reply(tokenizer.decode(likeliest), length, 1, logprobs=values)
+
+    def _logprobs(self, model: Any, tokenizer: Any, inputs: Any, words: Sequence[str]) -> tuple[Any, dict[str, float]]:
+        """Return the likeliest next token, and the log-probabilities of words of one token."""
+        logprobs = model(**inputs, logits_to_keep=1).logits[0, -1].float().log_softmax(-1)
+        if not self._ids:
+            for i in range(min(len(tokenizer), len(logprobs))):
+                self._ids.setdefault(tokenizer.decode([i]).strip(), []).append(i)
+        found = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
+        return logprobs.argmax(), found
 
     def _prepare(self, messages: Sequence[Message], answer: int) -> tuple[Any, Any, Any, int]:
         """Return model and tokenizer, and a conversation as input with its number of tokens."""

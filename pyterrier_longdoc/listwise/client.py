@@ -95,6 +95,14 @@ class LLMClient:
 
         return self._reply(qid, messages, send, {"top_logprobs": top_logprobs, "words": list(words)})
 
+    def verdict(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Return a reply, like `ask`, with log-probabilities at the token of its verdict, if the backend has them."""
+        backend: Any = self.backend
+        if not hasattr(backend, "verdict"):
+            return self.ask(qid, messages)
+        settings = {"top_logprobs": top_logprobs, "verdict": list(words)}
+        return self._reply(qid, messages, lambda sent: backend.verdict(sent, words, top_logprobs), settings)
+
     def _reply(
         self,
         qid: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -72,6 +72,35 @@ def final_answer(reply: str) -> str:
     # Chat templates often contain the opening tag, so that only the closing one is in the reply.
     answer = _THINK_OPEN.split(_THINK_CLOSE.split(reply)[-1])[0]
     return _ANSWER_CLOSE.split(_ANSWER_OPEN.split(answer)[-1])[0]
+
+
+def find_verdict(reply: str, words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the only one of these words in the answer after the reasoning, and where it is in the reply.
+
+    None if there is none or several, because a reply that discusses both is no verdict.
+
+    Example:
+        >>> find_verdict("It may be false.</think> True.", ("true", "false"))
+        ('true', 25)
+    """
+    answer = final_answer(reply)
+    start = reply.rindex(answer)
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+    found = list(pattern.finditer(answer))
+    if len({match[0].casefold() for match in found}) != 1:
+        return None
+    return next(word for word in words if word.casefold() == found[0][0].casefold()), start + found[0].start()
+
+
+def token_of_verdict(written: Sequence[str], words: Sequence[str]) -> int | None:
+    """Return the number of the token in which a verdict begins, by the texts up to each token; None without one."""
+    verdict = find_verdict(written[-1], words) if written else None
+    return None if verdict is None else next(i for i, text in enumerate(written) if len(text) > verdict[1])
+
+
+def ends_reasoning(reply: str) -> bool:
+    """Tell whether a reply says that its reasoning has ended."""
+    return bool(_THINK_CLOSE.search(reply) or _ANSWER_OPEN.search(reply))
 
 
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:

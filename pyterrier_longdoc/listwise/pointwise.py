@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pandas as pd
+from scipy.special import softmax
 
 from ..common.arguments import argument
 from ..common.frames import strings, with_scores
@@ -72,6 +73,9 @@ class Pointwise(LLMReranker):
     """
 
     papers: ClassVar[tuple[str, ...]] = ("nogueira-2020-document",)
+    requests: ClassVar[tuple[str, str]] = (YES_NO, GRADED)
+    """The default prompts: for two words, and for grades."""
+    _lacking: ClassVar[str] = "no log-probability of an answer"
 
     _: KW_ONLY
     request: str = argument(YES_NO, role="input")
@@ -108,8 +112,8 @@ class Pointwise(LLMReranker):
         score_of = dict(zip(distinct_pairs, values, strict=True))
         if failures := sum(map(math.isnan, score_of.values())):
             warn(
-                f"{type(self).__name__}: {failures} of {len(score_of)} documents have no log-probability of an answer "
-                f"and are ranked last for their queries (on_failure={self.on_failure!r}).",
+                f"{type(self).__name__}: {failures} of {len(score_of)} documents have {self._lacking} and are ranked "
+                f"last for their queries (on_failure={self.on_failure!r}).",
                 IncompleteReplyWarning,
             )
         self._note_coverage(budget, inp, texts)
@@ -118,35 +122,56 @@ class Pointwise(LLMReranker):
         return with_scores(inp, scores.fillna(lowest - 1).fillna(0.0).to_numpy())
 
     def _prompt(self, query: str, texts: Sequence[str]) -> list[Message]:
-        request = GRADED if self.grades and self.request == YES_NO else self.request
+        binary, graded = self.requests
+        request = graded if self.grades and self.request == binary else self.request
         values = {"query": clean(query), "text": clean(texts[0]), "best": (self.grades or 2) - 1}
         return [{"role": "user", "content": request.format(**values)}]
 
+    @property
+    def _answers(self) -> Sequence[str]:
+        """The answers that count: grades, or yes and no."""
+        return [str(grade) for grade in range(self.grades)] if self.grades else ("yes", "no")
+
     def _score(self, qid: str, query: str, text: str, budget: PromptBudget) -> float:
-        """Return log p(yes) - log p(no), or the expected grade; NaN if log-probabilities are missing."""
-        digits = [str(grade) for grade in range(self.grades or 0)]
+        """Return log p(yes) - log p(no), or the expected grade; NaN without an answer."""
+        reply = budget.ask(lambda messages: self._ask(qid, messages), query, [text])
+        value = self._value(reply)
+        if math.isnan(value) and self.on_failure == "raise":
+            raise UnreadableReplyError(f"query {qid!r}: {self._failure(reply)}, or set on_failure='last' to continue")
+        return value
 
-        def send(messages: list[Message]) -> Reply:
-            return self.client.first_token(qid, messages, digits or WORDS, self.top_logprobs)
+    def _ask(self, qid: str, messages: list[Message]) -> Reply:
+        words = self._answers if self.grades else WORDS
+        return self.client.first_token(qid, messages, words, self.top_logprobs)
 
-        logprobs = budget.ask(send, query, [text]).logprobs or {}
-        found = np.array([logprob(logprobs, word, fold=True) for word in digits or ("yes", "no")])
-        if digits and np.isfinite(found).any():
-            shares = np.exp(found - found.max())
-            return float(shares @ np.arange(len(digits)) / shares.sum())
-        if np.isfinite(found).all():
-            return float(found[0] - found[1])
-        if self.on_failure == "raise":
-            likely = ", ".join(map(repr, sorted(logprobs, key=logprobs.__getitem__, reverse=True)[:5]))
-            raise UnreadableReplyError(
-                f"query {qid!r}: {'no grade is' if digits else 'yes and no are not both'} among the {len(logprobs)} "
-                f"first tokens with log-probabilities of {self.client.backend!r} (most likely: {likely}). Raise "
-                f"top_logprobs=, change request=, or set on_failure='last' to continue"
-            )
-        return math.nan
+    def _value(self, reply: Reply) -> float:
+        """Return the score in a reply; NaN if there is none."""
+        found = [logprob(reply.logprobs or {}, word, fold=True) for word in self._answers]
+        needed = any if self.grades else all
+        return self._combined(found) if needed(map(math.isfinite, found)) else math.nan
+
+    def _combined(self, logprobs: Sequence[float]) -> float:
+        """Return the expected grade, or the difference of the log-probabilities of two words."""
+        if not self.grades:
+            return logprobs[0] - logprobs[1]
+        shares = softmax(logprobs)
+        return float(shares @ np.arange(len(shares)))
+
+    def _failure(self, reply: Reply) -> str:
+        """Return why a reply has no score, and what to do."""
+        logprobs = reply.logprobs or {}
+        likely = ", ".join(map(repr, sorted(logprobs, key=logprobs.__getitem__, reverse=True)[:5]))
+        return (
+            f"{'no grade is' if self.grades else 'yes and no are not both'} among the {len(logprobs)} first tokens "
+            f"with log-probabilities of {self.client.backend!r} (most likely: {likely}). Raise top_logprobs=, change "
+            f"request="
+        )
 
     def _check(self) -> None:
         super()._check()
-        check_gives_logprobs(self.client, type(self).__name__)
+        self._check_backend()
         allowed = {"query", "text", *(["best"] if self.grades else [])}
         check_template("request", self.request, allowed, required={"query", "text"})
+
+    def _check_backend(self) -> None:
+        check_gives_logprobs(self.client, type(self).__name__)

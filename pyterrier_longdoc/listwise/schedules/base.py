@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from typing import ClassVar
 
 from ...common.arguments import validate
 from ...common.citations import Cited
@@ -24,6 +25,9 @@ class Schedule(Cited, ABC):
     A schedule does not depend on texts or models: documents are indices in the order of the first stage. A new schedule
     is a frozen dataclass with two methods.
     """
+
+    best_only: ClassVar[bool] = False
+    """Whether only the first document of an answer counts, so that naming it is a whole answer."""
 
     def __post_init__(self) -> None:
         validate(self)

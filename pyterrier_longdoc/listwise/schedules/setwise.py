@@ -28,6 +28,7 @@ class SetwiseHeapsort(Schedule):
     """
 
     papers: ClassVar[tuple[str, ...]] = ("zhuang-2024-setwise",)
+    best_only: ClassVar[bool] = True
 
     children: int = argument(3, at_least=1)
     k: int = argument(10, at_least=1)
@@ -100,6 +101,7 @@ class SetwiseInsertion(SetwiseHeapsort):
     """
 
     papers: ClassVar[tuple[str, ...]] = ("podolak-2025-beyond", "zhuang-2024-setwise")
+    best_only: ClassVar[bool] = False  # a document is inserted by its place in an order
 
     def rank(self, n: int) -> Rounds:
         """Rank; a set without an answer inserts nothing."""
