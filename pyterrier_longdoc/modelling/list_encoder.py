@@ -29,11 +29,10 @@ from .backbones.sentence_transformers_files import read_json
 from .backbones.steps import RepresentationSteps
 from .encoder import WindowEncoder
 from .excerpts import ChosenPassages
-from .inputs import Encoded, Input, PairInputs, Query, QueryStates, Settings
+from .inputs import Encoded, Input, PairInputs, QueryStates, Settings
 from .model import Block
 from .readers import Reader, Specials
 from .readers.base import NOTHING
-from .tokens import tokenize
 from .weights import seeded
 from .windows import Windows
 
@@ -146,7 +145,7 @@ def lists(queries: Sequence[str], texts: Sequence[Text], **limits: Any) -> Itera
 
 
 class ListReader(Reader):
-    """Reads the documents of a query into as few contexts as possible, in their order.
+    """Reads the documents of a query, in their order, into one or several contexts.
 
     Attributes:
         markers: the ids of the tokens that end a document and the query.
@@ -211,14 +210,11 @@ class ListReader(Reader):
         ]
         return list(self.tokenizer("".join(parts), truncation=False, verbose=False)["input_ids"])
 
-    def words(self, query: Query) -> str:
-        """Return the truncated text of a query."""
-        if query.tokens_read == query.tokens:
-            return query.text
-        return tokenize(self.tokenizer, [query.text], offsets=True)[0].beginning(query.tokens_read)
-
     def passage(self, pair: PairInputs) -> str:
-        """Return what is read of a document: all, its beginning, or its windows with marks for omitted text."""
+        """Return what is read of a document: all, its beginning, or its windows with marks for omitted text.
+
+        Differs from the published code: a character whose bytes are in several tokens is never cut in two.
+        """
         text, spans = pair.text, pair.spans
         selects = self.settings.preselect is not None
         if pair.row.tokens_read == pair.row.tokens:
@@ -232,9 +228,7 @@ class ListReader(Reader):
         return join_lines("" if text.title is None else text.title.text, part)
 
     def describe(self) -> dict[str, Any]:
-        settings = self.settings
-        limits = {"block_size": settings.block_size, "passage": settings.longest_passage, "context": self.longest}
-        return {**super().describe(), **limits, "instruction": settings.instruction}
+        return {**super().describe(), "longest_passage": self.settings.longest_passage}
 
 
 def without_markers(text: str) -> str:
