@@ -21,6 +21,7 @@ _PUBLIC = {
     ],
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.maxsim": ["MaxSim"],
+    "rerankers.list_reranker": ["ListReranker"],
     "rerankers.calibrated": ["Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],

@@ -33,10 +33,10 @@ from ..common.warnings import warn, warn_of_inputs
 from ..listwise.client import AsksLLM, describe_failure, read_reply
 from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, final_answer
 from ..listwise.prompts import Message, check_template, clean
+from ..modelling.excerpts import best_passages
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import SentenceWindows, Span
-from ..passages.excerpts import best_passages
 from .estimators import Estimator
 
 UNJUDGED = -1

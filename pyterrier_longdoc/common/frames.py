@@ -201,6 +201,20 @@ def documents_of(
     return [Document(text, join_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
 
 
+def first_stage_order(inp: pd.DataFrame, *ties: str) -> np.ndarray:
+    """Return the positions of rows by descending `score`, ascending `rank`, columns of `ties`, and position.
+
+    Rows without a number come last.
+    """
+    numbers = [name for name in ("score", "rank") if name in inp.columns]
+    keys = {name: pd.to_numeric(inp[name]) for name in numbers} | {name: as_strings(inp[name]) for name in ties}
+    if not keys:
+        return np.arange(len(inp))
+    frame = pd.DataFrame(keys).set_axis(pd.RangeIndex(len(inp)))
+    ordered = frame.sort_values(list(keys), ascending=[name != "score" for name in keys], kind="stable")
+    return ordered.index.to_numpy()
+
+
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
     """Add text columns from a text loader, or from a dataset or an index that has one.
 

@@ -18,9 +18,9 @@ from ..common.key import description
 from ..common.presentation import NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_inputs
+from ..modelling.excerpts import best_passages
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
-from ..passages.excerpts import best_passages
 from .client import AsksLLM
 from .prompt_budget import PromptBudget
 from .prompts import Prompt

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..common.coverage import Coverage, PairCoverage
 from ..common.language import token_counter
 from ..common.servers import ContextOverflowError
-from ..passages.excerpts import MARK, ChosenPassages
+from ..modelling.excerpts import MARK, ChosenPassages
 from .backends import Reply
 from .prompts import Message, Prompt
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..common.arguments import argument, check_type
 from ..common.citations import papers_of
-from ..common.frames import strings, with_scores
+from ..common.frames import first_stage_order, strings, with_scores
 from ..common.parallel import in_parallel
 from ..common.progress import work_bar
 from ..common.warnings import warn
@@ -141,15 +141,10 @@ class RankGPT(LLMReranker):
 
     def _rankings(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryRanking]:
         """Return the documents to rank for each query, in the order of the first stage: score, rank, row."""
-        keys = [name for name in ("score", "rank") if name in inp.columns]
-        order = pd.RangeIndex(len(inp))
-        if keys:  # rows without a number come last
-            numbers = inp[keys].apply(pd.to_numeric).set_axis(order)
-            order = numbers.sort_values(keys, ascending=[key == "rank" for key in keys], kind="stable").index
         queries = strings(inp["query"], "query")
         qids, docnos = inp["qid"].tolist(), inp["docno"].tolist()
         rows_of: dict[Any, list[int]] = {qid: [] for qid in qids}
-        for row in order.tolist():
+        for row in first_stage_order(inp).tolist():
             rows_of[qids[row]].append(row)
         rankings = []
         for qid, rows in rows_of.items():

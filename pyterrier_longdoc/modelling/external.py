@@ -25,10 +25,9 @@ from ..common.language import named_tokenizer
 from .backbones.architectures import InputRules
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import CPU, Encoded, Input, PairInputs, Query, Settings, to_dense
+from .inputs import CPU, Encoded, Input, PairInputs, Settings, to_dense
 from .readers import Reader, Specials
 from .readers.base import NOTHING, TokenLimits
-from .tokens import tokenize
 from .windows import WholeText, Windows
 from .words import Words
 
@@ -108,11 +107,6 @@ class ExternalReader(Reader):
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return an empty input, because the scorer reads texts."""
         return NO_INPUT
-
-    def words(self, query: Query) -> str:
-        """Return the truncated text of a query."""
-        (tokens,) = tokenize(self.tokenizer, self.settings.layout.normalized([query.text]), offsets=True)
-        return tokens.beginning(query.tokens_read)
 
 
 class ExternalEncoder(nn.Module):

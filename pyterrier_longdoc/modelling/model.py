@@ -211,7 +211,8 @@ class Model(nn.Module):
             bar.reset(total=sum(map(len, texts)))
         limits = [self.encoder.block_characters, TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else None]
         limit = min(filter(None, [*limits, characters]))
-        for block in blocks(queries, texts, characters=limit, pairs=PAIRS_PER_BLOCK):
+        divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
+        for block in divide(queries, texts, characters=limit, pairs=PAIRS_PER_BLOCK):
             yield block, self.read(block.queries, block.texts, offsets=offsets)
             if bar is not None:
                 bar.update(sum(len(text) * len(rows) for text, rows in zip(block.texts, block.rows, strict=True)))

@@ -18,8 +18,8 @@ from ..common.frames import Document, TextField, TruncationWarning
 from ..common.language import Counter, is_visible, token_counter
 from ..common.presentation import NotebookMixin
 from ..common.warnings import warn
+from ..modelling.excerpts import MARK, Budget, ChosenPassages
 from ..modelling.words import Words
-from .excerpts import MARK, Budget, ChosenPassages
 
 WINDOWS = ("window_scores", "window_spans")
 """The columns that describe the windows of each document."""

@@ -361,7 +361,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         if not isinstance(self.text_field, str) or self.text_field in own:
             names = ", ".join(own)
             raise ValueError(f"rank needs one text column other than {names}, but text_field={self.text_field!r}")
-        frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
+        numbers = range(len(texts))
+        frame = pd.DataFrame({"qid": "1", "query": query, "number": numbers, "rank": numbers})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
         column = pd.Series(list(texts), dtype=object)
         frame = frame.assign(docno=frame["number"].astype(str), **{self.text_field: column})

@@ -14,7 +14,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, TopDown
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
-from pyterrier_longdoc.passages.excerpts import best_passages
+from pyterrier_longdoc.modelling.excerpts import best_passages
 
 from ..support import tiny
 from ..support.llm import Scripted, order, shown

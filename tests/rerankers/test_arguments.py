@@ -125,7 +125,8 @@ def test_names_are_short_and_unique():
 def test_these_tests_cover_every_reranker():
     public = {name: getattr(ld, name) for name in ld.__all__}
     classes = {name for name, cls in public.items() if inspect.isclass(cls) and issubclass(cls, Reranker)}
-    assert classes - {"CrossEncoder"} == {cls.__name__ for cls, _ in SYSTEMS.values()}
+    own_tests = {"ListReranker"}  # its scores depend on other rows
+    assert classes - {"CrossEncoder"} - own_tests == {cls.__name__ for cls, _ in SYSTEMS.values()}
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from . import tiny
 
@@ -85,6 +85,23 @@ def decoder(folder: Path, family: str = "qwen3", *, labels: int | None = None, b
         config.num_labels = labels
         model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def list_encoder(folder: Path, **changes) -> str:
+    """Saves a checkpoint with the names and shapes of jina-reranker-v3: a language model and a projection."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<|embed_token|>", "<|rerank_token|>"], special_tokens=True)
+    sizes = {**tiny.SIZES, **FAMILIES["qwen3"], "vocab_size": len(tokenizer), "pad_token_id": 0}
+    names = {"architectures": ["JinaForRanking"], "auto_map": {"AutoModel": "modeling.JinaForRanking"}}
+    config = AutoConfig.for_model("qwen3", **{**sizes, **names, "max_position_embeddings": 2048, **changes})
+    torch.manual_seed(0)
+    weights = {f"model.{name}": weight for name, weight in AutoModel.from_config(config).state_dict().items()}
+    weights |= {"projector.0.weight": torch.randn(16, 32), "projector.2.weight": torch.randn(24, 16)}
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

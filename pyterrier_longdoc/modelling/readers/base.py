@@ -214,6 +214,11 @@ class Reader:
         }
         return [made[query] for query in queries]
 
+    def words(self, query: Query) -> str:
+        """Return the truncated text of a query."""
+        (tokens,) = tokenize(self.tokenizer, self.settings.layout.normalized([query.text]), offsets=True)
+        return tokens.beginning(query.tokens_read)
+
     # Inputs.
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.language import is_visible
-from ..modelling.preselection import WindowSelector
-from ..modelling.tokens import Span, tokenized
-from ..modelling.windows import Windows
+from .preselection import WindowSelector
+from .tokens import Span, tokenized
+from .windows import Windows
 
 MARK = "[...]"
 """Marks text that was left out."""

@@ -1,0 +1,141 @@
+"""List-wise reranking by an encoder: the documents of a query are read together."""
+
+# Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from math import inf
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from ..common.arguments import argument
+from ..common.frames import Text, as_document, as_strings, first_stage_order, validated
+from ..common.warnings import warn_once
+from ..modelling.backbones.load import Backbone
+from ..modelling.encoder import WindowEncoder
+from ..modelling.list_encoder import Candidate, ListEncoder, ListSettings, load_list_backbone
+from ..modelling.weights import HeadSpec
+from ..modelling.windows import SentenceWindows, WholeText, Windows
+from ..training import TrainingArgs
+from .cross_encoder import CrossEncoder
+
+DEFAULT_LIST_ENCODER = "jinaai/jina-reranker-v3"
+"""A public list-wise encoder (0.6B parameters, contexts of 131,072 tokens); its licence is CC BY-NC 4.0."""
+
+
+@dataclass(eq=False, repr=False)
+class ListReranker(CrossEncoder):
+    """Reads a query and its candidates in one context of a language model, as jina-reranker-v3 (Wang et al. 2025).
+
+    `score = cos(q, d)`, where `q` and `d` are projected states of the tokens that end the query and the document in
+    `query, instruction, documents, query`. One pass scores up to `block_size` documents, and each document also sees
+    the query and the documents before it. So a score depends on the other candidates and on their order, which is that
+    of the first stage: by descending `score`, ascending `rank` and `docno`. The order of rows does not matter. Rows of
+    a query with equal texts are one document.
+
+    A query's candidates are only divided by the published rule: a context is full when it has `block_size` documents,
+    or when the maximum input length of the backbone, minus the tokens of its documents and twice those of the query, is
+    at most `max_doc_len`. Documents are then compared with the mean of the query's vectors in all contexts, weighted by
+    `(1 + s) / 2` for the best cosine s in each. Keep all candidates of a query in one frame, as `ld.distributed` and
+    `ld.rerank_to_disk` do. Batches of rows, such as those of `pt.apply.generic(..., batch_size=...)`, may cut a query
+    apart, which a warning reports if the ranks show it. Cutoffs are possible before (`bm25 % 100`) and after.
+
+    The weights of jina-reranker-v3 are licensed under CC BY-NC 4.0, which excludes commercial use.
+
+    Inherited arguments: `CrossEncoder` and `Reranker`.
+
+    Args:
+        backbone: `"jinaai/jina-reranker-v3"` or a checkpoint of the same kind, without its remote code; or any other
+            language model that reads from left to right (Qwen3, Llama, ...), which gets two marker tokens and a random
+            projection, and must be trained.
+        block_size: the maximum number of documents in a context. Lower it if memory runs out.
+        instruction: an instruction in the prompt; None for none.
+        max_doc_len: the maximum number of tokens of a document in a context. Without `preselect`, this is its
+            beginning; with `preselect`, its selected windows, joined in document order with `[...]` for omitted text.
+        windows: the windows from which `preselect` selects. Default: as many whole sentences as fit into 63 tokens.
+        max_query_len: truncates queries to this many tokens.
+        temperature: the cosines are divided by it in `fit`; 0.05 in the second stage of the authors' training.
+        batch_size: the maximum number of contexts in a batch.
+        training: the recipe for `fit`; None for lists of 16 candidates, `listwise_cross_entropy`, and learning rates of
+            1e-5, and 1e-4 for the projection. The candidates of a list are in a random order, in the same context.
+
+    Example:
+        `bm25 % 100 >> dataset.text_loader() >> ld.ListReranker(preselect=ld.BM25Windows(8), max_doc_len=512)`
+    """
+
+    backbone: str | Path = argument(DEFAULT_LIST_ENCODER, role="checkpoint")
+    _: KW_ONLY
+    block_size: int = argument(125, role="input", at_least=1)
+    instruction: str | None = argument(None, role="input")
+    max_doc_len: int = argument(2048, role="windows", at_least=1)
+    max_query_len: int = argument(512, role="input", at_least=1)
+    temperature: float = argument(0.05, role="head", above=0, below=inf)
+
+    papers: ClassVar[tuple[str, ...]] = ("wang-2025-jina",)
+    _trained_hint: ClassVar[str] = f"{DEFAULT_LIST_ENCODER} needs no training"
+    encoder_class: ClassVar[type[WindowEncoder]] = ListEncoder
+
+    def head_spec(self) -> HeadSpec:
+        return "cosine", {"temperature": float(self.temperature)}
+
+    def load_backbone(self) -> Backbone:
+        return load_list_backbone(str(self.backbone), seed=self.seed, trust_remote_code=self.trust_remote_code)
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(
+            loss="listwise_cross_entropy",
+            sampling="listwise",
+            negatives=15,
+            learning_rates={"encoder.": 1e-5, "encoder.representation.": 1e-4, "": 1e-4},
+        )
+
+    def default_windows(self) -> Windows:
+        return WholeText() if self.preselect is None else SentenceWindows(max_tokens=63)
+
+    def check(self) -> None:
+        super().check()
+        self.refuse("layout", "template", "pooling", why="has its own prompt")
+        self.refuse("explain", why="scores documents, not windows")
+        self.refuse("score_cache", why="scores lists, and a cache stores scores of single documents")
+        largest, selected = self.make_windows().largest or 1, 1 if self.preselect is None else self.preselect.k
+        if largest * selected > self.max_doc_len:
+            raise ValueError(
+                f"max_doc_len={self.max_doc_len} is too small for {selected} windows of {largest} tokens: raise it, or "
+                f"use fewer or smaller windows"
+            )
+        if self.training is not None and self.training.sampling == "pointwise":
+            raise ValueError("sampling='pointwise' trains on single documents: use sampling='listwise' or 'pairs'")
+
+    def settings(self) -> ListSettings:
+        values = dict(vars(super().settings()))
+        if self.preselect is not None:
+            values["max_doc_len"] = None  # windows are selected from the whole document
+        return ListSettings(
+            **values,
+            block_size=self.block_size,
+            longest_passage=self.max_doc_len,
+            instruction=self.instruction or "",
+        )
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """As `CrossEncoder.transform`; ValueError for a qid with several queries."""
+        validated(inp, self.text_field, self.text_loader, self)
+        queries = inp.groupby("qid", sort=False)
+        several = queries["query"].nunique(dropna=False) > 1
+        if several.any():
+            raise ValueError(f"qid {several.idxmax()!r} must have the same text in column 'query' in all rows")
+        if "rank" in inp.columns and (pd.to_numeric(inp["rank"]).groupby(inp["qid"]).min() > 1).any():
+            message = (
+                f"{type(self).__name__}: the first candidates of a query are missing. If its rows were cut into "
+                f"batches, scores differ from those of the whole list: keep all candidates of a query in one frame."
+            )
+            warn_once(self, message, UserWarning)
+        order = first_stage_order(inp, "docno")
+        return super().transform(inp.iloc[order]).iloc[np.argsort(order)]
+
+    def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
+        texts = map(as_document, super().documents(frame))
+        qids = as_strings(frame["qid"])
+        return [Candidate(each.text, each.repeated, qid) for each, qid in zip(texts, qids, strict=True)]
