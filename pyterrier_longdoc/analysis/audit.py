@@ -145,7 +145,7 @@ class Audit:
         if not any(read.values()):
             return f"No part of a {of} changes the score (up to {longest} {self.unit} tried)."
         ends = {spans[0][1] if [start for start, _ in spans] == [0] else -1 for spans in cut.values()}
-        if len(ends) == 1 and min(ends) >= max([0, *read.keys() - cut.keys()]):
+        if len(cut) > 1 and len(ends) == 1 and min(ends) >= max([0, *read.keys() - cut.keys()]):
             return f"Reads the first {min(ends):,} {self.unit} of a {of} (up to {longest} tried)."
         texts = []
         for length, spans in read.items():
@@ -203,7 +203,7 @@ def audit(
         Exception: the error of the system, if it raises one at every length.
 
     Example:
-        >>> audit(lambda queries, texts: ["honey" in " ".join(text.split()[:300]) for text in texts])
+        >>> audit(lambda queries, texts: ["bees" in " ".join(text.split()[:300]) for text in texts])
         Audit of <lambda>:
         - Reads the first 300 words of a text (up to 1,777 tried).
         - No part of a query changes the score (up to 100 words tried).
