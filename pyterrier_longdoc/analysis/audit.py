@@ -99,16 +99,18 @@ class Audit:
         found += [self._reading(of) for of in ("text", "query") if self.frame["of"].eq(of).any()]
         if not (self.prefers_answer or self.frame["read"].all()):
             found.append("The answer does not get higher scores than other text: a maximum can hide text that is read.")
-        for of, first, last, error in self.errors.drop_duplicates("of").itertuples(index=False):
-            length = f"{first:,}" if first == last else f"{first:,} to {last:,}"
-            found.append(f"Raises an error for a {of} of {length} words: {error}")
+        for of, first, last, error in self.errors.drop_duplicates(["of", "error"]).itertuples(index=False):
+            length, what = f"{first:,}" if first == last else f"{first:,} to {last:,}", "text" if of == "run" else of
+            found.append(f"Raises an error for a {what} of {length} words{' of the run' * (of == 'run')}: {error}")
         effects = [f"{_EFFECTS[name]} ({_share(self.dependence[name])})" for name in _dependent(self.dependence)]
         if len(self.frame):
             found.append(f"A score depends on {', '.join(effects) or 'its query and its text only'}.")
         if len(self.run):
-            gold = f" and {percent(self.run['gold'], 0)} of the gold passages" if "gold" in self.run else ""
-            of_texts = f"{self.run['texts']:,.0f} texts" + f", {self.run['passages']:,.0f} passages" * bool(gold)
-            found.append(f"{percent(self.run['text'], 0)} of the text{gold} of this run are never read ({of_texts}).")
+            shares, sizes = f"{percent(self.run['text'], 0)} of the text", f"{self.run['texts']:,.0f} texts"
+            if "gold" in self.run:
+                shares += f" and {percent(self.run['gold'], 0)} of the gold passages"
+                sizes += f", {self.run['passages']:,.0f} passages"
+            found.append(f"{shares} of this run are never read ({sizes}).")
         return found
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -125,8 +127,7 @@ class Audit:
                 ax.broken_barh(bars, (row - 0.35, 0.7), **styles[bool(is_read)])
         for is_read, label in ((True, "read"), (False, "never read")):
             ax.broken_barh([], (0, 0), label=label, **styles[is_read])
-        labels = [docno or f"{of} of {length:,}" for (of, docno, length), _ in rows]
-        ax.set_yticks(range(len(rows)), labels)
+        ax.set_yticks(range(len(rows)), [f"{of}, {length:,}" for (of, _, length), _ in rows])
         ax.invert_yaxis()
         ax.set_xlabel(self.unit)
         return finish(ax)

@@ -253,6 +253,7 @@ def test_a_sample_of_a_run_has_short_and_long_texts(known_run):
     parts = found.frame[found.frame["of"] == "run"]
     assert sorted(parts["length"]) == [sizes[i] for i in (2, 6, 10)]
     assert found.run["texts"] == 3
+    assert "(3 texts)" in str(found)
 
 
 def test_texts_of_a_run_that_raise_are_never_read(known_run):

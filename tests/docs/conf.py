@@ -57,8 +57,8 @@ class Schematic(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         *before, last = ast.parse("\n".join(self.content)).body
         names: dict[str, Any] = {"pt": pt}
-        exec(compile(ast.Module(before, []), "schematic", "exec"), names)  # noqa: S102 - as the site does
-        pipeline = eval(compile(ast.Expression(last.value), "schematic", "eval"), names)  # noqa: S307
+        exec(compile(ast.Module(before, []), "schematic", "exec"), names)
+        pipeline = eval(compile(ast.Expression(last.value), "schematic", "eval"), names)
         columns = [name.strip() for name in self.options["input_columns"].split(",")]
         pt.inspect.transformer_outputs(pipeline, columns)
         return []
