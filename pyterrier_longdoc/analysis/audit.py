@@ -177,8 +177,12 @@ def audit(
     the answer, or if no place is in it.
 
     If scores depend on the other rows of a query, as the ranks of a language model do, each text is scored between two
-    unchanged copies. If they depend on the other queries of a call, each call has one query, which is slow. What
-    `BM25Windows` and similar steps select by content counts as read, because they select the answer.
+    unchanged copies. If they depend on the other rows of a call, each call has one query, which is slow. With the
+    defaults and without a run, about 150 texts are scored. What `BM25Windows` and similar steps select by content
+    counts as read, because they select the answer.
+
+    A maximum shows a part only if the answer scores higher than the rest of the text, which the audit checks and
+    reports: untrained weights can read more than is found. Lengths between those tried may be read differently.
 
     Args:
         system: a transformer that returns each row of `qid, query, docno` and the text column with a score, or a
