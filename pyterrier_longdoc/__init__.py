@@ -49,7 +49,7 @@ _PUBLIC = {
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
-        "evidence_recall",
+        "evidence_recall", "audit",
     ],
     "analysis.show": ["show"],
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Analyses of long-document retrieval: relevance judgements, positions of relevant text, evidence, calibration."""
 
+from .audit import Audit, audit
 from .calibration import calibrated_on_nonrelevant, calibrated_on_positions, nonrelevant
 from .effectiveness import PositionEffectiveness, effectiveness_by_position
 from .estimators import Estimator, best_chunk, first_above
@@ -11,8 +12,8 @@ from .query_groups import by_document_length, by_query_value, plot_document_leng
 from .sensitivity import PositionSensitivity, position_sensitivity
 
 __all__ = [
-    "Estimator", "EvidenceRecall", "PassageLocator", "PositionEffectiveness", "PositionSensitivity",
-    "RelevanceJudge", "RelevantPositions", "agreement", "best_chunk", "by_document_length",
+    "Audit", "Estimator", "EvidenceRecall", "PassageLocator", "PositionEffectiveness", "PositionSensitivity",
+    "RelevanceJudge", "RelevantPositions", "agreement", "audit", "best_chunk", "by_document_length",
     "by_query_value", "calibrated_on_nonrelevant", "calibrated_on_positions", "effectiveness_by_position",
     "evidence_recall", "first_above", "nonrelevant", "plot_document_length", "position_sensitivity",
     "relevant_positions",
