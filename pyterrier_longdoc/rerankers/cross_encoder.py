@@ -73,9 +73,10 @@ class CrossEncoder(Reranker, pt.Estimator):
             pooling and classification head. If it has none: `"mean"` for JINA and language models, as in Boytsov et al.
             2025, and `"cls"` for others.
         template: the prompt for language models: a name (`"qwen3-reranker"`, `"mxbai-rerank-v2"`,
-            `"bge-reranker-v2-gemma"`, `"monot5"`, `"yes-no"` for chat models, `"plain"` for untrained models), a
-            `Template`, or a text with `{query}` and `{text}`. None uses the template in the checkpoint's files. If
-            there is none, language models that were trained to rank are rejected, and others use `"plain"`.
+            `"bge-reranker-v2-gemma"`, `"ctxl-rerank-v2"`, `"zerank-2"`, `"monot5"`, `"yes-no"` for chat models,
+            `"plain"` for untrained models), a `Template`, or a text with `{query}` and `{text}`. None uses the template
+            in the checkpoint's files. If there is none, language models that were trained to rank are rejected, and
+            others use `"plain"`.
         layout: how a query and a window form an input. `"pair"` is the tokenizer's layout for two texts, with which
             cross-encoders were trained. `"padded"` is the fixed layout of Boytsov et al. 2025. Also an `InputLayout`,
             or the name of another layout in `presets`.

@@ -39,6 +39,7 @@ from .classifiers import (
     is_classifier,
     one_logit,
     relevant_label,
+    scaled,
     take_answers,
     take_apart,
     without_pooler,
@@ -350,7 +351,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
         if not files.answers and (separates or family.kind != "decoder"):
             return None
         certain = not separates
-        guess: Template | None = Template(query=f"{files.prompt}{{query}}", answers=files.answers or None, apart=True)
+        guess: Template | None = Template((f"{files.prompt}{{query}}", "{text}"), answers=files.answers or None)
     elif not family.is_language_model:
         return None
     elif names_roles(tokenizer):
@@ -365,7 +366,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
         raise ValueError(
             f"the checkpoint does not specify the prompt of this {kind}: set template= to one of the "
             f"templates {', '.join(TEMPLATES)} ('monot5' for monoT5, 'qwen3-reranker' for Qwen3-Reranker and its "
-            f"conversions, 'yes-no' to ask a chat model, 'plain' to train one), or ld.Template.of('query: {{query}} "
+            f"conversions, 'yes-no' to ask a chat model, 'plain' to train one), or ld.Template('query: {{query}} "
             f"text: {{text}}', answers=('yes', 'no'))"
         )
     return guess
@@ -431,7 +432,12 @@ def _assemble(parts: Parts, tokenizer: Any, **reading: Any) -> Backbone:
 
 
 def _pooled(backbone: Backbone, pooling: str | None) -> Backbone:
-    """Return a backbone with another pooling; None keeps its own, with the layers that were trained on it."""
+    """Return a backbone with another pooling; None keeps its own, with the layers that were trained on it.
+
+    Its last layer gets the scale of the template.
+    """
+    if backbone.template is not None and backbone.final is not None:
+        scaled(backbone.final, backbone.template.scale)
     if pooling is None or (pooling == backbone.pooling and backbone.representation is None):
         return backbone
     return replace(backbone, representation=None, final=None, pooling=pooling)

@@ -30,8 +30,9 @@ class Specials:
         prefix: before the query, `[CLS]`.
         middle: between query and text, `[SEP]` (two for RoBERTa).
         suffix: after the text, `[SEP]`.
-        types: segments of the prefix, query, middle, content and suffix; None if the backbone has no segments.
+        types: segments of the five parts in order; None if the backbone has no segments.
         pad_id: the id of the padding token.
+        text_first: whether the text stands in the place of the query, and the query in its place.
     """
 
     prefix: tuple[int, ...] = ()
@@ -39,15 +40,18 @@ class Specials:
     suffix: tuple[int, ...] = ()
     types: tuple[int, int, int, int, int] | None = None
     pad_id: int = 0
+    text_first: bool = False
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
     def around(self, query: np.ndarray, content: np.ndarray, query_size: int = 0, content_size: int = 0) -> Input:
         """Return an input, with query and content padded to these sizes."""
-        parts: tuple[Any, ...] = (self.prefix, query, self.middle, content, self.suffix)
+        slots = [(query, query_size), (content, content_size)]
+        (first, first_size), (second, second_size) = reversed(slots) if self.text_first else slots
+        parts: tuple[Any, ...] = (self.prefix, first, self.middle, second, self.suffix)
         lengths = list(map(len, parts))
-        sizes = list(map(max, lengths, (0, query_size, 0, content_size, 0)))
+        sizes = list(map(max, lengths, (0, first_size, 0, second_size, 0)))
         starts = [0, *accumulate(sizes)]
         # A model cannot read an empty input: without special tokens it reads padding.
         ids = np.full(starts[-1] or 1, self.pad_id, dtype=np.int32)
@@ -60,7 +64,8 @@ class Specials:
             mask[0] = True
         types = None if self.types is None else np.repeat(np.array(self.types, dtype=np.uint8), sizes)
         places = [(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-        return Input(ids, places[1], places[3], types, mask)
+        query_place, content_place = places[3:0:-2] if self.text_first else places[1:4:2]
+        return Input(ids, query_place, content_place, types, mask)
 
 
 def specials_of_pair(backbone: Any) -> Specials:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..inputs import Query
-from ..templates import prefix_tokens, wording
-from ..tokens import tokenize
+from ..templates import joined, prefix_tokens, wording
+from ..tokens import Span, TokenizedText, tokenize
 from .base import Reader, Specials, specials_of_pair
 
 
@@ -19,8 +19,7 @@ class TemplateReader(Reader):
 
     follows_template = True
 
-    query_trail = ""  # line breaks after a query, tokenized with it
-    _trail_size = 0  # the number of their tokens without a query
+    query_trail = text_trail = ""  # line breaks after a query, or a window, which are tokenized with it
 
     def make_specials(self, backbone: Any) -> Specials:
         tokenizer, prompt = backbone.tokenizer, backbone.prompt
@@ -29,27 +28,25 @@ class TemplateReader(Reader):
             ids, self.query_lead = prefix_tokens(tokenizer, prompt)
             return replace(specials, prefix=(*specials.prefix, *ids))
         words = wording(tokenizer, backbone.template)
-        self.query_lead, self.text_lead = words.query_lead, words.text_lead
-        self.query_trail, self._trail_size = words.query_trail, words.query_trail_size
-        return Specials(words.prefix, words.middle, words.suffix, None, tokenizer.pad_token_id or 0)
+        (self.query_lead, self.query_trail), (self.text_lead, self.text_trail) = words.query, words.text
+        pad_id = tokenizer.pad_token_id or 0
+        return Specials(words.prefix, words.middle, words.suffix, None, pad_id, words.text_first)
 
     def special_tokens(self) -> int:
-        return super().special_tokens() + self._trail_size
+        breaks = tokenize(self.tokenizer, [self.query_trail, self.text_trail])
+        return super().special_tokens() + sum(map(len, breaks))
 
     def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
-        """Return the tokens of queries with the text that the template attaches to them."""
+        """Return the tokens of queries with the line breaks that the template attaches to them."""
         made = super().tokenize_queries(queries)
-        if not self.query_trail:
-            return made
-        distinct = list(dict.fromkeys(made))
-        texts = self.settings.layout.normalized([query.text for query in distinct])
-        strings = [f"{self.query_lead}{text}{self.query_trail}" for text in texts]
-        *whole, trail = (tokens.ids for tokens in tokenize(self.tokenizer, [*strings, self.query_trail]))
-        with_trail = {}
-        for query, ids in zip(distinct, whole, strict=True):
-            fits = len(ids) <= len(query.ids) + len(trail)
-            with_trail[query] = replace(query, ids=ids if fits else np.concatenate([query.ids, trail]))
+        with_trail = {
+            query: replace(query, ids=joined(self.tokenizer, query.ids, self.query_trail))
+            for query in dict.fromkeys(made)
+        }
         return [with_trail[query] for query in made]
 
+    def content(self, document: TokenizedText, span: Span) -> np.ndarray:
+        return joined(self.tokenizer, super().content(document, span), self.text_trail)
+
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "trail": self.query_trail}
+        return {**super().describe(), "trails": [self.query_trail, self.text_trail]}
