@@ -16,7 +16,7 @@ from ..common.arguments import argument, validate
 
 logger = logging.getLogger(__name__)
 
-_QUERY, _TEXT = "{query}", "{text}"
+_QUERY, _TEXT, _INSTRUCTION = "{query}", "{text}", "{instruction}"
 _SLOTS = re.compile(r"(\{query\}|\{text\})")
 
 
@@ -28,12 +28,15 @@ class Template:
     decoder state of an encoder-decoder, otherwise the state of the last token. The padding side makes no difference.
 
     Args:
-        parts: the prompt, with `{query}` and `{text}` once each, in any order. Several strings are tokenized
-            separately, as the authors of some models do.
+        parts: the prompt, with `{query}` and `{text}` once each, in any order, and optionally with `{instruction}`.
+            Several strings are tokenized separately, as the authors of some models do.
         answers: one or two words of one token each, or token ids. The score is the logit of the first answer, minus
             that of the second if there are two. The sigmoid of this difference is the probability of the first of the
             two. None for a model with a classification head, or for one that you train.
         scale: a factor of the score of the checkpoint, for models whose logits are divided by a number.
+        instructed: what stands in the place of `{instruction}` for a query with an instruction, itself with
+            `{instruction}`.
+        uninstructed: what stands there for a query without one.
         special_tokens: whether the tokenizer adds its special tokens around the input.
         chat: whether the prompt is a user's message, to which the checkpoint's chat template is applied.
 
@@ -45,6 +48,8 @@ class Template:
     _: KW_ONLY
     answers: tuple[str | int, ...] | None = None
     scale: float = argument(1.0, above=0)
+    instructed: str = _INSTRUCTION
+    uninstructed: str = ""
     special_tokens: bool = True
     chat: bool = False
 
@@ -71,10 +76,21 @@ class Template:
         """Whether the text comes before the query."""
         return _SLOTS.findall("".join(self.parts))[0] == _TEXT
 
-    def fill(self, query: str, text: str) -> str:
+    @property
+    def takes_instruction(self) -> bool:
+        """Whether a query can have an instruction."""
+        return _INSTRUCTION in "".join(self.parts)
+
+    def pieces(self, part: str, instruction: str = "") -> list[str]:
+        """Return the words of a part around its slots for `{query}` and `{text}`."""
+        words = self.instructed.replace(_INSTRUCTION, instruction) if instruction else self.uninstructed
+        return [piece.replace(_INSTRUCTION, words) for piece in _SLOTS.split(part)[::2]]
+
+    def fill(self, query: str, text: str, instruction: str = "") -> str:
         """Return the input for a query and a text, without the tokenizer's special tokens."""
-        values = {_QUERY: query, _TEXT: text}
-        return _SLOTS.sub(lambda slot: values[slot[0]], "".join(self.parts))
+        before, between, after = self.pieces("".join(self.parts), instruction)
+        first, second = (text, query) if self.text_first else (query, text)
+        return before + first + between + second + after
 
     def in_chat(self, tokenizer: Any) -> Template:
         """Return the template inside the tokenizer's chat template if `chat` is set, otherwise the template itself.
@@ -97,9 +113,10 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
         "qwen3-reranker": Template(
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
             'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
-            "<Query>: {query}\n<Document>: {text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}<|im_end|>\n<|im_start|>assistant\n"
+            "<think>\n\n</think>\n\n",
             answers=("yes", "no"),
+            uninstructed="Given a web search query, retrieve relevant passages that answer the query",
             special_tokens=False,
         ),
         # mxbai-rerank-base-v2 and -large-v2: `mxbai_rerank/mxbai_rerank_v2.py` of mixedbread-ai/mxbai-rerank.
@@ -107,7 +124,7 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
             (
                 "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
                 "<|im_end|>\n<|im_start|>user\n",
-                "query: {query}",
+                "{instruction}query: {query}",
                 "\n",
                 "document: {text}",
                 "\nYou are a search relevance expert who evaluates how well documents match search queries. For each "
@@ -116,6 +133,7 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
                 "<|im_start|>assistant\n",
             ),
             answers=("1", "0"),
+            instructed="instruction: {instruction}\n",
             special_tokens=False,
         ),
         # bge-reranker-v2-gemma: `FlagEmbedding/inference/reranker/decoder_only/base.py` of FlagOpen/FlagEmbedding.
@@ -133,8 +151,9 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
         # of the vocabulary in their model cards.
         "ctxl-rerank-v2": Template(
             "Check whether a given document contains information helpful to answer the query.\n<Document> {text}\n"
-            "<Query> {query} ??",
+            "<Query> {query}{instruction} ??",
             answers=(0,),
+            instructed=" {instruction}",
         ),
         # zerank-1, -1-small and -2 of ZeroEntropy: the prompt and `sigmoid(logit / 5)` of their `modeling_zeranker.py`.
         "zerank-2": Template(
@@ -168,21 +187,41 @@ def template_of_roles(
 ) -> Template:
     """Return a chat template for messages of the roles `query` and `document` as a template without answers.
 
-    Sentence-transformers (5.4 and later) and vLLM read pairs so.
+    Sentence-transformers (5.4 and later) and vLLM read pairs so, with an instruction as the system's message.
     """
-    contents = {"system": prompt, "query": _QUERY, "document": _TEXT}
-    messages = [
-        {"role": role, "content": [{"type": "text", "text": content}] if structured else content}
-        for role, content in contents.items()
-        if content
-    ]
-    return Template(tokenizer.apply_chat_template(messages, tokenize=False, **arguments), special_tokens=False)
+
+    def rendered(system: str) -> str:
+        contents = {"system": system, "query": _QUERY, "document": _TEXT}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": content}] if structured else content}
+            for role, content in contents.items()
+            if content
+        ]
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+    bare = rendered(prompt)
+    full = rendered(_INSTRUCTION) if names_roles(tokenizer, "system") else bare
+    if _INSTRUCTION not in full:
+        return Template(bare, special_tokens=False)
+    before = _common_start(full, bare)
+    after = _common_start(full[before:][::-1], bare[before:][::-1])
+    ends = len(full) - after, len(bare) - after
+    return Template(
+        bare[:before] + _INSTRUCTION + bare[ends[1] :],
+        instructed=full[before : ends[0]],
+        uninstructed=bare[before : ends[1]],
+        special_tokens=False,
+    )
 
 
-def names_roles(tokenizer: Any) -> bool:
-    """Tell whether a chat template names the roles `query` and `document`; most accept any role unchecked."""
-    chat_template = str(tokenizer.chat_template or "")
-    return all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document"))
+def _common_start(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def names_roles(tokenizer: Any, *roles: str) -> bool:
+    """Tell whether a chat template names these roles; most accept any role unchecked."""
+    return all(re.search(rf"""["']{role}["']""", str(tokenizer.chat_template or "")) for role in roles)
 
 
 class Slot(NamedTuple):
@@ -203,7 +242,7 @@ class Wording(NamedTuple):
     text_first: bool
 
 
-def wording(tokenizer: Any, template: Template) -> Wording:
+def wording(tokenizer: Any, template: Template, instruction: str = "") -> Wording:
     """Return the tokens around a query and a window, so that the input has the tokens of the filled-in template.
 
     Tokenizers differ in white space at the seams: byte-level BPE joins a space to the word after it and a line break to
@@ -215,7 +254,7 @@ def wording(tokenizer: Any, template: Template) -> Wording:
     begin, end = _specials(tokenizer) if template.special_tokens else ([], [])
     around, slots = [begin], []
     for part in template.parts:
-        words = seams(tokenizer, _SLOTS.split(part)[::2])
+        words = seams(tokenizer, template.pieces(part, instruction))
         around[-1] = [*around[-1], *words.surroundings[0]]
         around += words.surroundings[1:]
         slots += words.slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -241,7 +242,8 @@ def ids_of_whole(tokenizer, template, query, text):
     """What the template's owner makes of the filled-in template."""
     if len(template.parts) == 1:
         return tokenizer(template.fill(query, text), add_special_tokens=template.special_tokens)["input_ids"]
-    parts = [part.replace("{query}", query).replace("{text}", text) for part in template.parts]
+    values = {"{query}": query, "{text}": text, "{instruction}": template.uninstructed}
+    parts = [re.sub(r"\{\w+\}", lambda slot: values[slot[0]], part) for part in template.parts]
     around = tokenizer("a", add_special_tokens=template.special_tokens)["input_ids"]
     at = around.index(plain_ids(tokenizer, "a")[0])
     return [*around[:at], *(token for part in parts for token in plain_ids(tokenizer, part)), *around[at + 1 :]]

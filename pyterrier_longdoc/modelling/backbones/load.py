@@ -354,7 +354,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
         guess: Template | None = Template((f"{files.prompt}{{query}}", "{text}"), answers=files.answers or None)
     elif not family.is_language_model:
         return None
-    elif names_roles(tokenizer):
+    elif names_roles(tokenizer, "query", "document"):
         # Without other files, sentence-transformers compares "yes" and "no".
         return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
     else:

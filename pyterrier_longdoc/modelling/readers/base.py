@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...common.coverage import PairCoverage, tokens_in
-from ...common.frames import Document, Text, as_document
+from ...common.frames import Document, Question, Text, as_document, words_of_query
 from ..inputs import Input, PairInputs, Query, Settings
 from ..tokens import Span, TokenizedText, tokenize, tokenize_documents
 from ..windows import Windows
@@ -129,8 +129,7 @@ class Reader:
         preselect = settings.preselect
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
         self.needs_offsets |= preselect is not None and preselect.needs_text
-        # An empty query or text has the tokens of the white space that precedes other ones.
-        self._empty = [tokenize(self.tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
+        self._empty = self._empty_after(self.text_lead)
         rule = settings.windows_argument or "the maximum input length of the backbone"
         if "=" not in settings.windows_argument and settings.windows_argument:
             rule = f"{rule}={self.windows.largest}"
@@ -209,15 +208,23 @@ class Reader:
         tokenized = dict(zip(documents, map(self.rules.tokens, tokens), strict=True))
         return [tokenized[text] for text in texts]
 
-    def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
+    def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
         """Tokenize and truncate queries; equal queries share one object."""
-        distinct, limit = list(dict.fromkeys(queries)), self.query_limit
-        tokens = tokenize(self.tokenizer, self.settings.layout.normalized(distinct), lead=self.query_lead)
-        made = {
-            text: Query(text, t.ids[:limit] if len(t) else self._empty[0], len(t), min(len(t), limit))
+        made = self.truncated_queries(list(map(words_of_query, queries)), self.query_lead)
+        return [made[words_of_query(query)] for query in queries]
+
+    def truncated_queries(self, queries: Sequence[str], lead: str) -> dict[str, Query]:
+        """Return the tokens of distinct queries with the white space before them, truncated."""
+        distinct, limit, empty = list(dict.fromkeys(queries)), self.query_limit, self._empty_after(lead)
+        tokens = tokenize(self.tokenizer, self.settings.layout.normalized(distinct), lead=lead)
+        return {
+            text: Query(text, t.ids[:limit] if len(t) else empty, len(t), min(len(t), limit))
             for text, t in zip(distinct, tokens, strict=True)
         }
-        return [made[query] for query in queries]
+
+    def _empty_after(self, lead: str) -> np.ndarray:
+        """Return the tokens of an empty query or text: those of the white space that precedes other ones."""
+        return tokenize(self.tokenizer, [lead])[0].ids
 
     # Inputs.
 
@@ -229,7 +236,8 @@ class Reader:
         """Return the inputs of P pairs, with their windows and coverage."""
         pairs = []
         for query, text, (document, spans) in zip(queries, texts, self.split(queries, texts), strict=True):
-            windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
+            assemble = self.assemble if query.specials is None else query.specials.around
+            windows = [assemble(query.ids, self.content(document, span)) for span in spans]
             pairs.append(PairInputs(query, document, spans, windows, self.row(query, text, document, spans)))
         return pairs
 
@@ -250,7 +258,7 @@ class Reader:
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
         """Return the tokens of a window, preceded by those of its title."""
         ids = document.read(span)
-        return ids if len(ids) else self._empty[1]
+        return ids if len(ids) else self._empty
 
     def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> PairCoverage:
         """Return the coverage of a pair, with the tokens that each argument truncated."""

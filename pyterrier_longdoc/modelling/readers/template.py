@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ...common.frames import Instructed, Question, words_of_query
 from ..inputs import Query
-from ..templates import joined, prefix_tokens, wording
+from ..templates import Wording, joined, prefix_tokens, wording
 from ..tokens import Span, TokenizedText, tokenize
 from .base import Reader, Specials, specials_of_pair
+
+INSTRUCTION_TOKENS = 256
+"""The tokens that every window leaves to an instruction of a column; longer ones are refused."""
 
 
 class TemplateReader(Reader):
@@ -19,34 +23,60 @@ class TemplateReader(Reader):
 
     follows_template = True
 
-    query_trail = text_trail = ""  # line breaks after a query, or a window, which are tokenized with it
+    text_trail = ""  # line breaks after a window, which are tokenized with it
+    _room = 0  # tokens of the line breaks and of an instruction
 
     def make_specials(self, backbone: Any) -> Specials:
-        tokenizer, prompt = backbone.tokenizer, backbone.prompt
-        if backbone.template is None:
+        tokenizer, prompt, self.template = backbone.tokenizer, backbone.prompt, backbone.template
+        if self.template is None:
             specials = specials_of_pair(backbone)
             ids, self.query_lead = prefix_tokens(tokenizer, prompt)
             return replace(specials, prefix=(*specials.prefix, *ids))
-        words = wording(tokenizer, backbone.template)
-        (self.query_lead, self.query_trail), (self.text_lead, self.text_trail) = words.query, words.text
-        pad_id = tokenizer.pad_token_id or 0
+        words, instruction = wording(tokenizer, self.template), self.settings.instruction
+        (self.query_lead, query_trail), (self.text_lead, self.text_trail) = words.query, words.text
+        specials = self._specials(words)
+        instructed = self._specials(wording(tokenizer, self.template, instruction))
+        column = INSTRUCTION_TOKENS if self.settings.instruction_field else 0
+        breaks = tokenize(tokenizer, [query_trail, self.text_trail])
+        self._room = sum(map(len, breaks)) + max(column, len(instructed) - len(specials))
+        return specials
+
+    def _specials(self, words: Wording) -> Specials:
+        pad_id = self.tokenizer.pad_token_id or 0
         return Specials(words.prefix, words.middle, words.suffix, None, pad_id, words.text_first)
 
     def special_tokens(self) -> int:
-        breaks = tokenize(self.tokenizer, [self.query_trail, self.text_trail])
-        return super().special_tokens() + sum(map(len, breaks))
+        return super().special_tokens() + self._room
 
-    def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
-        """Return the tokens of queries with the line breaks that the template attaches to them."""
-        made = super().tokenize_queries(queries)
-        with_trail = {
-            query: replace(query, ids=joined(self.tokenizer, query.ids, self.query_trail))
-            for query in dict.fromkeys(made)
-        }
-        return [with_trail[query] for query in made]
+    def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
+        """Return the tokens of queries, and the words of the template with their instructions."""
+        if self.template is None:
+            return super().tokenize_queries(queries)
+        made: dict[tuple[str, str], Query] = {}
+        keys = [(words_of_query(query), self.instruction_of(query)) for query in queries]
+        for instruction in dict.fromkeys(instruction for _, instruction in keys):
+            words = wording(self.tokenizer, self.template, instruction)
+            specials = self._specials(words)
+            if len(specials) > self.special_tokens():
+                raise ValueError(
+                    f"the instruction {instruction[:40]!r}... in {self.settings.instruction_field!r} has more than "
+                    f"{INSTRUCTION_TOKENS} tokens, for which windows leave room: shorten it"
+                )
+            own = [text for text, other in keys if other == instruction]
+            for text, query in self.truncated_queries(own, words.query.lead).items():
+                ids = self._with_trail(query, words.query.trail)
+                made[text, instruction] = replace(query, ids=ids, specials=specials)
+        return [made[key] for key in keys]
+
+    def instruction_of(self, query: Question) -> str:
+        """Return the instruction of a query; without its own, that of the settings."""
+        return query.instruction if isinstance(query, Instructed) else self.settings.instruction
+
+    def _with_trail(self, query: Query, trail: str) -> np.ndarray:
+        if query.tokens_read == query.tokens:
+            return joined(self.tokenizer, query.ids, trail)
+        # The token at which a query is cut stays as it is.
+        return np.concatenate([query.ids, tokenize(self.tokenizer, [trail])[0].ids])
 
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
         return joined(self.tokenizer, super().content(document, span), self.text_trail)
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "trails": [self.query_trail, self.text_trail]}
