@@ -162,6 +162,8 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
             scale=0.2,
             special_tokens=False,
         ),
+        # llama-nemotron-rerank-1b-v2 and Llama-3.2-NV-RerankQA-1B-v2 of NVIDIA: the prompt in their model cards.
+        "nemotron-rerank": Template("question:{query} \n \n passage:{text}"),
         # Nogueira et al. 2020, section 3.
         "monot5": Template("Query: {query} Document: {text} Relevant:", answers=("true", "false")),
         # The question of Liang et al. 2022 (HELM, information retrieval), with the query before the passage.

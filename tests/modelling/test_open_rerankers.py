@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.templates import TEMPLATES
 
-from ..support import tiny, tiny_answers
+from ..support import tiny, tiny_answers, tiny_long
 from ..support.invariance import assert_independent
 from ..support.systems import QRELS, QUIET, reloaded, scores
 
@@ -216,11 +220,20 @@ def test_instructions_without_effect_are_refused(tmp_path):
         ld.MaxP(folder, template="ctxl-rerank-v2", instruction_field="instruction", device="cpu")(FRAME)
 
 
+DOCUMENT_FIRST = (
+    "{% macro of(role) %}{{ messages | selectattr('role', 'eq', role) | map(attribute='content') | first }}"
+    "{% endmacro %}document: {{ of('document') }}\nquery: {{ of('query') }}"
+    "{% if messages[0].role == 'system' %} {{ of('system') }}{% endif %} ??"
+)
+"""A chat template as ctxl-rerank-v2 has one: without a message of the system, its words vanish."""
+
+
+@pytest.mark.parametrize("chat", [tiny_answers.ROLES, DOCUMENT_FIRST])
 @pytest.mark.parametrize("prompt", [None, "find a plant"])
-def test_a_chat_template_with_roles_reads_an_instruction_as_the_message_of_the_system(prompt, tmp_path):
+def test_a_chat_template_with_roles_reads_an_instruction_as_the_message_of_the_system(prompt, chat, tmp_path):
     """As sentence-transformers does with a prompt."""
     library = pytest.importorskip("sentence_transformers")
-    tokenizer, stored = tiny_answers.tokenizer(chat=tiny_answers.ROLES), str(tmp_path / "stored")
+    tokenizer, stored = tiny_answers.tokenizer(chat=chat), str(tmp_path / "stored")
     _, folder = tiny_answers.checkpoint(tmp_path / "bare", "qwen3", tokenizer)
     model = library.CrossEncoder(folder, device="cpu")
     if prompt is not None:
@@ -279,3 +292,153 @@ def test_windows_leave_room_for_the_words_of_the_template(name, tmp_path):
     reranker = ld.LongP(folder, template=name, max_query_len=12, device="cpu")
     reranker(tiny.frame([" ".join(tiny.WORDS)], [" ".join(tiny.WORDS * 3)]))
     assert reranker.coverage.longest_input in (159, 160)  # a line break has room, and may be joined
+
+
+# Architectures that transformers loads with remote code only.
+
+
+def change(folder, **values):
+    """Change the configuration of a checkpoint to that of its authors."""
+    tiny.change(Path(folder, "config.json"), auto_map={"AutoModel": "modeling.Model"}, **values)
+    return folder
+
+
+def nemotron(folder, pooling="avg", **changes):
+    """A random `LlamaBidirectionalForSequenceClassification`, its tokenizer and its folder."""
+    tokenizer = tiny_long.byte_tokenizer(begin=True)
+    model, folder = tiny_answers.checkpoint(folder, "llama", tokenizer, labels=1, max_position_embeddings=1024)
+    kind = {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalForSequenceClassification"]}
+    return model, tokenizer, change(folder, **{**kind, "pooling": pooling, "temperature": 0.5, **changes})
+
+
+def bidirectional(model, tokenizer, query, text, pooling):
+    """`llama_bidirectional_model.py`: no causal mask, pooled states, and a temperature."""
+    ids = torch.tensor([tokenizer(f"question:{query} \n \n passage:{text}")["input_ids"]])
+    everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])  # added to the logits of attention
+    with torch.no_grad():
+        states = model.model(input_ids=ids, attention_mask=everything).last_hidden_state[0]
+        pooled = {"avg": states.mean(0), "cls": states[0], "last": states[-1]}[pooling]
+        return (model.score(pooled) / 0.5).item()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("pooling", ["avg", "cls", "last"])
+def test_a_llama_without_a_causal_mask_has_the_published_scores(pooling, implementation, tmp_path):
+    model, tokenizer, folder = nemotron(tmp_path / "model", pooling)
+    expected = [bidirectional(model, tokenizer, row.query, row.text, pooling) for row in FRAME.itertuples()]
+    own = {"template": "nemotron-rerank", "max_query_len": 12, "device": "cpu"}
+    reranker = ld.LongP(folder, attn_implementation=implementation, **own)
+    np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)
+    np.testing.assert_allclose(scores(reloaded(reranker, tmp_path / "saved"), FRAME), expected, atol=1e-5)
+    assert_independent(reranker, FRAME)
+    windows = ld.MaxP(folder, template="nemotron-rerank", explain=True, **READING)(FRAME)
+    for row in windows.itertuples():
+        texts = [row.text[start:end].strip() for start, end in row.window_spans]
+        # Later windows begin with the space before their first word.
+        texts = [texts[0], *(f" {text}" for text in texts[1:])]
+        best = max(bidirectional(model, tokenizer, row.query, text, pooling) for text in texts)
+        assert row.score == pytest.approx(best, abs=1e-5)
+
+
+def gte(folder, **changes):
+    """A random `NewForSequenceClassification` with its published names of weights: these, its tokenizer and folder."""
+    tokenizer = tiny.tokenizer(double_separator=True, segments=False)
+    size, width, layers = 32, 64, 2
+    shapes = {
+        "new.embeddings.word_embeddings.weight": (len(tokenizer), size),
+        "new.embeddings.token_type_embeddings.weight": (1, size),
+        **{f"new.embeddings.LayerNorm.{kind}": (size,) for kind in ("weight", "bias")},
+        **{"new.pooler.dense.weight": (size, size), "new.pooler.dense.bias": (size,)},
+        **{"classifier.weight": (1, size), "classifier.bias": (1,)},
+    }
+    for layer in range(layers):
+        at = f"new.encoder.layer.{layer}"
+        shapes |= {f"{at}.attention.qkv_proj.weight": (3 * size, size), f"{at}.attention.qkv_proj.bias": (3 * size,)}
+        shapes |= {f"{at}.attention.o_proj.weight": (size, size), f"{at}.attention.o_proj.bias": (size,)}
+        shapes |= {f"{at}.mlp.up_gate_proj.weight": (2 * width, size), f"{at}.mlp.down_proj.weight": (size, width)}
+        shapes |= {f"{at}.mlp.down_proj.bias": (size,)}
+        shapes |= {f"{at}.{norm}.{kind}": (size,) for norm in ("attn_ln", "mlp_ln") for kind in ("weight", "bias")}
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    tokenizer.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        **{"model_type": "new", "architectures": ["NewForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
+        **{"vocab_size": len(tokenizer), "hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": 4},
+        **{"intermediate_size": width, "hidden_act": "gelu", "type_vocab_size": 1, "layer_norm_eps": 1e-12},
+        **{"max_position_embeddings": 512, "pad_token_id": 0, "position_embedding_type": "rope", "rope_theta": 500.0},
+        **{"rope_scaling": {"factor": 8.0, "type": "ntk"}, "layer_norm_type": "layer_norm", "pack_qkv": True},
+        **{"logn_attention_scale": False, "label2id": {"LABEL_0": 0}},
+    }
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return weights, tokenizer, str(folder)
+
+
+def new_model(weights, tokenizer, query, text, scaling):
+    """`modeling.py` of Alibaba-NLP/new-impl, step by step."""
+    ids, functional = torch.tensor(tokenizer(query, text)["input_ids"]), torch.nn.functional
+
+    def linear(x, name):
+        return functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def norm(x, name):
+        return functional.layer_norm(x, (32,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12)
+
+    inverse = 1 / (500.0 * (scaling or 1)) ** (torch.arange(0, 8, 2) / 8) / (scaling or 1) ** (2 / 8)
+    angles = torch.outer(torch.arange(len(ids)).float(), inverse).repeat(1, 2)  # (T, 8)
+
+    def rotated(x):  # (4, T, 8)
+        turned = torch.cat([-x[..., 4:], x[..., :4]], -1)
+        return x * angles.cos() + turned * angles.sin()
+
+    words = weights["new.embeddings.word_embeddings.weight"][ids]
+    states = norm(words + weights["new.embeddings.token_type_embeddings.weight"][0], "new.embeddings.LayerNorm")
+    for layer in range(2):
+        at = f"new.encoder.layer.{layer}"
+        heads = linear(states, f"{at}.attention.qkv_proj").view(len(ids), 3, 4, 8).permute(1, 2, 0, 3)
+        attention = (rotated(heads[0]) @ rotated(heads[1]).transpose(1, 2) / 8**0.5).softmax(-1) @ heads[2]
+        attended = linear(attention.transpose(0, 1).flatten(1), f"{at}.attention.o_proj")
+        states = norm(states + attended, f"{at}.attn_ln")
+        up, gate = linear(states, f"{at}.mlp.up_gate_proj").chunk(2, -1)
+        states = norm(states + linear(functional.gelu(gate) * up, f"{at}.mlp.down_proj"), f"{at}.mlp_ln")
+    return linear(linear(states[0], "new.pooler.dense").tanh(), "classifier").item()
+
+
+@pytest.mark.parametrize("factor", [8.0, None])
+def test_gte_multilingual_has_the_published_scores_without_its_code(factor, tmp_path):
+    scaling = None if factor is None else {"factor": factor, "type": "ntk"}
+    weights, tokenizer, folder = gte(tmp_path, rope_scaling=scaling, auto_map={"AutoModel": "x--modeling.NewModel"})
+    expected = [new_model(weights, tokenizer, row.query, row.text, factor) for row in FRAME.itertuples()]
+    reranker = ld.LongP(folder, max_query_len=12, device="cpu")
+    np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)
+    np.testing.assert_allclose(scores(reloaded(reranker, tmp_path / "saved"), FRAME), expected, atol=1e-5)
+    assert_independent(reranker, FRAME)
+    titled = ld.MaxP(folder, text_field=("title", "text"), repeat="title", explain=True, **READING)(FRAME)
+    for row in titled.itertuples():
+        texts = [f"{row.title} {row.text[start:end]}" for start, end in row.window_spans]
+        best = max(new_model(weights, tokenizer, row.query, text, factor) for text in texts)
+        assert row.score == pytest.approx(best, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [nemotron, gte])
+def test_published_architectures_learn(make, tmp_path):
+    *_, folder = make(tmp_path)
+    template = {"template": "nemotron-rerank"} if make is nemotron else {}
+    model = ld.PARADE(folder, training=ld.TrainingArgs(learning_rates={"": 1e-2}), **template, **READING)
+    before = scores(model, FRAME)
+    assert np.abs(scores(model.fit(tiny.results(), QRELS), FRAME) - before).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (nemotron, {"pooling": "weighted_avg"}),
+        (gte, {"logn_attention_scale": True}),
+        (gte, {"layer_norm_type": "rms_norm"}),
+        (gte, {"rope_scaling": {"factor": 8.0, "type": "ntk", "mixed_b": 0.6}}),
+    ],
+)
+def test_other_variants_are_refused_with_the_cure(make, changes, tmp_path):
+    *_, folder = make(tmp_path, **changes)
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}.*trust_remote_code=True"):
+        _ = ld.MaxP(folder, template="nemotron-rerank" if make is nemotron else None, **READING).model

@@ -68,7 +68,8 @@ def take_apart(model: Any) -> Parts:
         representation = Representation(_part(model, head.dense), activation, getattr(dropout, "p", 0.0), norm)
     pooling = getattr(config, "classifier_pooling", family.pooling)
     pooling = {"bos": "cls"}.get(pooling, pooling)
-    return Parts(without_pooler(model.base_model), representation, one_logit(final, config.id2label), pooling)
+    final = scaled(one_logit(final, config.id2label), 1 / getattr(config, "classifier_temperature", 1.0))
+    return Parts(without_pooler(model.base_model), representation, final, pooling)
 
 
 def _part(model: Any, place: str) -> Any:

@@ -46,6 +46,7 @@ from .classifiers import (
 )
 from .families import FAMILIES, Family, family_of
 from .modules import check_transformer, load_head
+from .published import bidirectional_llama, gte_config, gte_weights
 from .sentence_transformers_files import CrossEncoderFiles, check_lower_case, cross_encoder_files, kind_of, read_json
 from .steps import RepresentationSteps
 from .t5 import FirstStep
@@ -184,13 +185,17 @@ def load_backbone(
     """
     name = reachable(encoder_folder(name))
     config_json = checkpoint_config(name)
-    if is_published_layout(config_json) and not trust_remote_code:
-        _check_options(FAMILIES[AlibiConfig.model_type], options, template)
-        backbone = _load_alibi(name, config_json)
+    layout = "" if trust_remote_code else _layout(config_json)
+    if layout in _LOADERS:
+        _check_options(FAMILIES[layout], options, template)
+        backbone = _LOADERS[layout](name, config_json)
         use_attention(backbone.model, attn_implementation)
         template = None if template is None else template.in_chat(backbone.tokenizer)
         return _pooled(replace(backbone, template=template), pooling)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if layout == "llama_bidirec":
+        config = bidirectional_llama(config_json)
+    else:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     _check_options(family_of(config), options, template, has_code="auto_map" in config_json)
     if config.is_encoder_decoder:
         _check_encoder_decoder(name, family_of(config), template, pairs=pairs and pooling is None)
@@ -378,8 +383,15 @@ def _separates(tokenizer: Any) -> bool:
     return sides.index(1) > len(sides) - sides[::-1].index(0)
 
 
-def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
-    """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
+def _layout(config_json: Mapping[str, Any]) -> str:
+    """Return the published layout of a checkpoint that transformers only loads with remote code; "" for others."""
+    if is_published_layout(config_json):
+        return AlibiConfig.model_type
+    return {"new": "gte", "llama_bidirec": "llama_bidirec"}.get(config_json.get("model_type", ""), "")
+
+
+def _weights_of(name: str, config_json: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint in one file; ValueError for a classifier with other labels than a reranker."""
     file = find_file(name, "model.safetensors")
     if file is None:
         raise ValueError(f"checkpoint {name!r} has no model.safetensors")
@@ -387,12 +399,30 @@ def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
     state = {key: value.float() for key, value in load_file(file).items()}
     if "classifier.weight" in state:
         _check_labels(name, len(state["classifier.weight"]), config_json.get("id2label") or {})
+    return state
+
+
+def _load_gte(name: str, config_json: dict[str, Any]) -> Backbone:
+    """Load a checkpoint of Alibaba's `new` without running its code."""
+    config = gte_config(config_json)
+    model = (AutoModelForSequenceClassification if is_classifier(config) else AutoModel).from_config(config)
+    model.load_state_dict(gte_weights(_weights_of(name, config_json)))
+    return _assemble(take_apart(model.eval()), load_fast_tokenizer(name))
+
+
+def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
+    """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
+    state = _weights_of(name, config_json)
     parts = alibi_parts(state, config_json)
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
         # MosaicBERT uses BERT's tokenizer.
         name = reachable("google-bert/bert-base-uncased")
     return _assemble(parts, load_fast_tokenizer(name))
+
+
+_LOADERS = {AlibiConfig.model_type: _load_alibi, "gte": _load_gte}
+"""Loaders of published layouts, by the name of their family."""
 
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
