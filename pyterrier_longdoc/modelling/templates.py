@@ -177,6 +177,27 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
 """Templates by name, each with its source in a comment."""
 
 
+_OF_CHECKPOINTS = {
+    "qwen/qwen3-reranker-": "qwen3-reranker",
+    "tomaarsen/qwen3-reranker-": "qwen3-reranker",
+    "mixedbread-ai/mxbai-rerank-base-v2": "mxbai-rerank-v2",
+    "mixedbread-ai/mxbai-rerank-large-v2": "mxbai-rerank-v2",
+    "baai/bge-reranker-v2-gemma": "bge-reranker-v2-gemma",
+    "contextualai/ctxl-rerank-v2-": "ctxl-rerank-v2",
+    "zeroentropy/zerank-": "zerank-2",
+    "nvidia/llama-nemotron-rerank-1b-v2": "nemotron-rerank",
+    "nvidia/llama-3.2-nv-rerankqa-1b-v2": "nemotron-rerank",
+    "castorini/monot5-": "monot5",
+}
+"""From how the lower-cased names of checkpoints begin to their templates."""
+
+
+def template_of_checkpoint(*names: str) -> Template | None:
+    """Return the template of a checkpoint that is known by one of its names; None for an unknown one."""
+    known = [of for name in names for start, of in _OF_CHECKPOINTS.items() if name.lower().startswith(start)]
+    return TEMPLATES[known[0]] if known else None
+
+
 def resolve_template(template: str | Template) -> Template:
     """Return the template of that name or of that string, or the template itself."""
     if isinstance(template, str):

@@ -73,10 +73,10 @@ class CrossEncoder(Reranker, pt.Estimator):
             pooling and classification head. If it has none: `"mean"` for JINA and language models, as in Boytsov et al.
             2025, and `"cls"` for others.
         template: the prompt for language models: a name (`"qwen3-reranker"`, `"mxbai-rerank-v2"`,
-            `"bge-reranker-v2-gemma"`, `"ctxl-rerank-v2"`, `"zerank-2"`, `"monot5"`, `"yes-no"` for chat models,
-            `"plain"` for untrained models), a `Template`, or a text with `{query}` and `{text}`. None uses the template
-            in the checkpoint's files. If there is none, language models that were trained to rank are rejected, and
-            others use `"plain"`.
+            `"bge-reranker-v2-gemma"`, `"ctxl-rerank-v2"`, `"zerank-2"`, `"nemotron-rerank"`, `"monot5"`, `"yes-no"` for
+            chat models, `"plain"` for untrained models), a `Template`, or a text with `{query}` and `{text}`. None uses
+            the template in the checkpoint's files or, if there is none, that of a known name. Without either, language
+            models that were trained to rank are rejected, and others use `"plain"`.
         instruction: what the model shall look for, in templates with `{instruction}` (Qwen3-Reranker, mxbai-rerank-v2,
             ctxl-rerank-v2); `""` for the template's own, or none.
         instruction_field: a column with an instruction for each row, which is the same in all rows of a query. Where it

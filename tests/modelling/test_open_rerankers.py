@@ -248,6 +248,37 @@ def test_a_chat_template_with_roles_reads_an_instruction_as_the_message_of_the_s
     np.testing.assert_allclose(scores(reranker, FRAME), model.predict(pairs, **options), atol=1e-5)
 
 
+# Names.
+
+KNOWN = {
+    "ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b": "ctxl-rerank-v2",
+    "zeroentropy/zerank-2": "zerank-2",
+    "Qwen/Qwen3-Reranker-0.6B": "qwen3-reranker",
+    "mixedbread-ai/mxbai-rerank-large-v2": "mxbai-rerank-v2",
+    "nvidia/llama-nemotron-rerank-1b-v2": "nemotron-rerank",
+    "castorini/monot5-base-msmarco": "monot5",
+}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_name_of_a_known_checkpoint_suffices(name, copied, tmp_path, monkeypatch):
+    """Its name on the hub, or in the configuration of a copy."""
+    monkeypatch.chdir(tmp_path)
+    path = "copy" if copied else name
+    if name.startswith("nvidia"):
+        nemotron(tmp_path / path)
+    else:
+        family = "t5" if name.startswith("castorini") else "qwen3"
+        tiny_answers.checkpoint(tmp_path / path, family, tiny_answers.tokenizer(chat=tiny_answers.CHAT))
+    if copied:
+        tiny.change(tmp_path / path / "config.json", _name_or_path=name)
+    reranker = ld.FirstP(path, device="cpu", max_query_len=12)
+    expected = scores(ld.FirstP(path, template=KNOWN[name], device="cpu", max_query_len=12), FRAME)
+    assert np.array_equal(scores(reranker, FRAME), expected)
+    assert np.array_equal(scores(reloaded(reranker, tmp_path / "saved"), FRAME), expected)
+
+
 # Training, truncation, other heads.
 
 

@@ -29,7 +29,7 @@ from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.language import check_tokenizer, load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
-from ..templates import TEMPLATES, Template, names_roles, template_of_roles
+from ..templates import TEMPLATES, Template, names_roles, template_of_checkpoint, template_of_roles
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import InputRules, quiet, use_attention
 from .classifiers import (
@@ -174,8 +174,8 @@ def load_backbone(
         pairs: whether it encodes a query and a text together; False for single texts.
         pooling: `"cls"`, `"mean"` or `"last"`, of the last layer's states as they are; None for the checkpoint's
             pooling and representation step.
-        template: the words around query and text; None for the checkpoint's template, else the tokenizer's layout for
-            two texts.
+        template: the words around query and text; None for the template of the checkpoint's files or of a known name,
+            else the tokenizer's layout for two texts.
         attn_implementation: see `use_attention`.
         options: those of the checkpoint's family, see `Family.options` and `LongP`; None for the checkpoint's own.
 
@@ -183,7 +183,7 @@ def load_backbone(
         ValueError: if the checkpoint cannot be used with these options.
         OSError: if there is no such checkpoint, or the hub cannot be reached.
     """
-    name = reachable(encoder_folder(name))
+    given, name = name, reachable(encoder_folder(name))
     config_json = checkpoint_config(name)
     layout = "" if trust_remote_code else _layout(config_json)
     if layout in _LOADERS:
@@ -205,7 +205,8 @@ def load_backbone(
     check_lower_case(name, tokenizer)
     prompt = ""
     if pairs:
-        template = _template(config, tokenizer, files, template)
+        known = template_of_checkpoint(given, config_json.get("_name_or_path") or "")
+        template = _template(config, tokenizer, files, template, known)
         prompt = "" if files is None or template is not None else files.prompt
     loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
@@ -343,8 +344,13 @@ def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
     return cross_encoder_files(name)
 
 
-def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None) -> Template | None:
-    """Return the words around query and text: the chosen ones, else the checkpoint's, else None for two plain texts."""
+def _template(
+    config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None, known: Template | None
+) -> Template | None:
+    """Return the words around query and text; None for two plain texts.
+
+    They are the chosen ones, else those in the checkpoint's files, else those that its name tells.
+    """
     if choice is not None:
         return choice.in_chat(tokenizer)
     if files is not None and files.chat is not None:
@@ -362,6 +368,8 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
     elif names_roles(tokenizer, "query", "document"):
         # Without other files, sentence-transformers compares "yes" and "no".
         return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
+    elif known is not None:
+        return known
     else:
         certain = family.kind != "encoder-decoder" and tokenizer.chat_template is None
         certain = certain and (separates or not is_classifier(config))

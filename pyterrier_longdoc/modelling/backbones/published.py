@@ -34,7 +34,7 @@ _KEPT = (
     *("architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings"),
     *("type_vocab_size", "initializer_range", "layer_norm_eps", "pad_token_id", "classifier_dropout", "id2label"),
-    "label2id",
+    *("label2id", "num_labels"),
 )
 _NEEDED = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False}
 
