@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..common.arguments import argument, validate
+from .tokens import tokenize
 
 logger = logging.getLogger(__name__)
 
 _QUERY, _TEXT, _INSTRUCTION = "{query}", "{text}", "{instruction}"
 _SLOTS = re.compile(r"(\{query\}|\{text\})")
+_PUNCTUATION = re.compile(r"[^\w\s]*$")
 
 
 @dataclass(frozen=True)
@@ -248,9 +250,10 @@ def names_roles(tokenizer: Any, *roles: str) -> bool:
 
 
 class Slot(NamedTuple):
-    """The white space that is tokenized with the content of a slot."""
+    """The characters around a slot that are tokenized with its content."""
 
-    lead: str = ""  # before it
+    lead: str = ""  # white space before it
+    head: str = ""  # punctuation before it, without a space between them
     trail: str = ""  # line breaks after it
 
 
@@ -270,14 +273,14 @@ def wording(tokenizer: Any, template: Template, instruction: str = "") -> Wordin
 
     Tokenizers differ in white space at the seams: byte-level BPE joins a space to the word after it and a line break to
     the punctuation before it. White space is tokenized with query or text if that gives the tokens of the whole
-    part; a probe word tells, and `joined` adds line breaks to what is read of a query or text. All words of a part are
+    part; a probe word tells. `joined` adds other characters to what is read of a query or text. All words of a part are
     tokenized separately if one would share a token with query or text, as in `Query:{query}`, or if the probe has other
     tokens beside them than alone.
     """
     begin, end = _specials(tokenizer) if template.special_tokens else ([], [])
     around, slots = [begin], []
     for part in template.parts:
-        words = seams(tokenizer, template.pieces(part, instruction))
+        words = seams(tokenizer, template.pieces(part, instruction), heads=True)
         around[-1] = [*around[-1], *words.surroundings[0]]
         around += words.surroundings[1:]
         slots += words.slots
@@ -286,22 +289,25 @@ def wording(tokenizer: Any, template: Template, instruction: str = "") -> Wordin
     return Wording(prefix, middle, suffix, query, text, template.text_first)
 
 
-def joined(tokenizer: Any, ids: np.ndarray, trail: str) -> np.ndarray:
-    """Return tokens and the line breaks after them, with which the last ones can be one token: `.` and a line break.
+def joined(tokenizer: Any, ids: np.ndarray, slot: Slot) -> np.ndarray:
+    """Return what is read of a query or text with the head and the trail of its slot.
 
-    Some of the last tokens are tokenized again, if this gives the same tokens without line breaks.
+    The first or last tokens can be one with them: `:` and a word, or `.` and a line break.
     """
-    if not trail:
-        return ids
-    breaks = _ids(tokenizer, trail)
+    ids = _joined(tokenizer, slot.head, ids, "") if slot.head else ids
+    return _joined(tokenizer, "", ids, slot.trail) if slot.trail else ids
+
+
+def _joined(tokenizer: Any, before: str, ids: np.ndarray, after: str) -> np.ndarray:
+    """Return tokens with characters before or after them; some are tokenized again, if this gives the same ones."""
     for count in (8, 1):
-        last = ids[-count:].tolist()
-        text = tokenizer.decode(last, clean_up_tokenization_spaces=False)
-        if last and _ids(tokenizer, text) == last:
-            together = _ids(tokenizer, text + trail)
-            if len(together) <= len(last) + len(breaks):
-                return np.array([*ids[:-count].tolist(), *together], dtype=ids.dtype)
-    return np.array([*ids.tolist(), *breaks], dtype=ids.dtype)
+        near, others = (ids[:count], ids[count:]) if before else (ids[-count:], ids[:-count])
+        text = tokenizer.decode(near, clean_up_tokenization_spaces=False)
+        strings = [text, before + text + after, before + after]
+        alone, together, words = (row.ids for row in tokenize(tokenizer, strings))
+        if np.array_equal(alone, near) and len(together) <= len(near) + len(words):
+            return np.concatenate([together, others] if before else [others, together])
+    return np.concatenate([words, ids] if before else [ids, words])
 
 
 class Seams(NamedTuple):
@@ -312,10 +318,13 @@ class Seams(NamedTuple):
     apart: bool = False  # whether the words around the slots are tokenized separately
 
 
-def seams(tokenizer: Any, pieces: Sequence[str]) -> Seams:
-    """Return the tokens of the words around slots, tokenized separately if one shares a token with their content."""
+def seams(tokenizer: Any, pieces: Sequence[str], *, heads: bool = False) -> Seams:
+    """Return the tokens of the words around slots, tokenized separately if one shares a token with their content.
+
+    With `heads`, punctuation right before a slot may share one.
+    """
     separate_seams = Seams([_ids(tokenizer, piece) for piece in pieces], [Slot()] * (len(pieces) - 1), apart=True)
-    return _seams(tokenizer, pieces) or separate_seams
+    return _seams(tokenizer, pieces, heads) or separate_seams
 
 
 def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
@@ -326,12 +335,13 @@ def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
     return tuple(around.surroundings[0]), around.slots[0].lead
 
 
-def _seams(tokenizer: Any, pieces: Sequence[str]) -> Seams | None:
+def _seams(tokenizer: Any, pieces: Sequence[str], heads: bool) -> Seams | None:
     """Return the tokens around the slots between pieces of a string, found with a probe word in each slot.
 
     A space before a slot is dropped (WordPiece) or belongs to the first token in it, which adds it by itself
-    (SentencePiece) or needs it in the text (byte-level BPE). Line breaks after a slot are tokenized with it. None if
-    template and slots do not tokenize independently: as in `Query:a`, if `:a` is one token.
+    (SentencePiece) or needs it in the text (byte-level BPE). Line breaks after a slot are tokenized with it and, with
+    `heads`, punctuation right before it. None if template and slots do not tokenize independently otherwise: as in
+    `a:`, if this is one token.
     """
     probe = "a"
     string = probe.join(pieces)
@@ -340,8 +350,9 @@ def _seams(tokenizer: Any, pieces: Sequence[str]) -> Seams | None:
     surroundings, slots, piece_start, end = [], [], 0, 0
     for piece, after in itertools.pairwise(pieces):
         trail = after[: len(after) - len(after.lstrip("\n"))]
-        start = end + len(piece)
-        end = start + len(probe)
+        head = str(_PUNCTUATION.findall(piece)[0]) if heads else ""
+        start = end + len(piece) - len(head)
+        end += len(piece) + len(probe)
         slot_tokens = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
         if not slot_tokens:
             raise ValueError(f"the tokenizer of this checkpoint returns no token for the word {probe!r}")
@@ -350,12 +361,13 @@ def _seams(tokenizer: Any, pieces: Sequence[str]) -> Seams | None:
             return None
         # SentencePiece makes the space before a word a token of its own if it lacks the piece of both.
         after_space = first > piece_start and string[offsets[first - 1][0] : start] in ("", " ")
-        content = _content(tokenizer, piece, probe + trail, ids[: last + 1], range(first - after_space, first + 1))
+        said, starts = head + probe + trail, range(first - after_space, first + 1)
+        content = _content(tokenizer, piece[: len(piece) - len(head)], said, ids[: last + 1], starts)
         if content is None:
             return None
         first, lead = content
         surroundings.append(ids[piece_start:first])
-        slots.append(Slot(lead, trail))
+        slots.append(Slot("", lead + head, trail) if head else Slot(lead, "", trail))
         piece_start = last + 1
     return Seams([*surroundings, ids[piece_start:]], slots)
 

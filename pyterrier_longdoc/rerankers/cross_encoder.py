@@ -214,7 +214,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         return replace(
             super().settings(),
             layout=resolve_layout(self.layout),
-            instruction=self.instruction,
+            instruction=self.instruction if self.instruction.strip() else "",
             instruction_field=self.instruction_field,
         )
 

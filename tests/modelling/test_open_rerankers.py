@@ -176,8 +176,11 @@ def test_each_query_has_the_instruction_of_its_row(name, default, tmp_path):
 def test_instructions_are_a_part_of_the_keys_of_a_cache(tmp_path):
     _, folder, _ = loaded("ctxl-rerank-v2", tmp_path / "model")
     own = {"template": "ctxl-rerank-v2", "score_cache": tmp_path / "scores", "device": "cpu"}
-    found = [scores(ld.FirstP(folder, instruction=words, **own), FRAME) for words in ("", "find", "find it", "find")]
+    found = [
+        scores(ld.FirstP(folder, instruction=words, **own), FRAME) for words in ("", "find", "find it", "find", " ")
+    ]
     assert np.array_equal(found[1], found[3])
+    assert np.array_equal(found[0], found[4])  # white space is no instruction
     assert (np.abs(np.diff(found[:3], axis=0)) > 1e-4).all()
 
 
@@ -337,6 +340,7 @@ def change(folder, **values):
 def nemotron(folder, pooling="avg", **changes):
     """A random `LlamaBidirectionalForSequenceClassification`, its tokenizer and its folder."""
     tokenizer = tiny_long.byte_tokenizer(begin=True)
+    tokenizer.add_tokens([":old", ":the", ":a"])  # Llama's joins colons to words
     model, folder = tiny_answers.checkpoint(folder, "llama", tokenizer, labels=1, max_position_embeddings=1024)
     kind = {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalForSequenceClassification"]}
     return model, tokenizer, change(folder, **{**kind, "pooling": pooling, "temperature": 0.5, **changes})

@@ -36,7 +36,7 @@ def ids_of(tokenizer, template, query, text):
     """What an input is made of, put together as a scorer does."""
     words = wording(tokenizer, template)
     contents = [
-        joined(tokenizer, np.array(plain_ids(tokenizer, slot.lead + content), dtype=int), slot.trail).tolist()
+        joined(tokenizer, np.array(plain_ids(tokenizer, slot.lead + content), dtype=int), slot).tolist()
         for slot, content in ((words.query, query), (words.text, text))
     ]
     first, second = contents[::-1] if words.text_first else contents
@@ -90,6 +90,8 @@ TOKENS = {
         "<|im_start|>~system~\n~what~ is~ a~ tree~?~<|im_end|>~\n~<|im_start|>~user~\n~the~ old~ tree~ is~ a~"
         " plant~.~<|im_end|>~\n~<|im_start|>~assistant~\n"
     ),
+    # NVIDIA's model cards: the colons are joined to query and text.
+    "nemotron-rerank": ("question~:what~ is~ a~ tree~?~ \n \n~ passage~:the~ old~ tree~ is~ a~ plant~."),
 }
 """The tokens of a query and a text in each template."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...common.frames import Instructed, Question, words_of_query
 from ..inputs import Query
-from ..templates import Wording, joined, prefix_tokens, wording
+from ..templates import Slot, Wording, joined, prefix_tokens, wording
 from ..tokens import Span, TokenizedText, tokenize
 from .base import Reader, Specials, specials_of_pair
 
@@ -23,8 +23,8 @@ class TemplateReader(Reader):
 
     follows_template = True
 
-    text_trail = ""  # line breaks after a window, which are tokenized with it
-    _room = 0  # tokens of the line breaks and of an instruction
+    text_slot = Slot()  # what is tokenized with a window
+    _room = 0  # tokens that are joined to query and window, and those of an instruction
 
     def make_specials(self, backbone: Any) -> Specials:
         tokenizer, prompt, self.template = backbone.tokenizer, backbone.prompt, backbone.template
@@ -33,12 +33,12 @@ class TemplateReader(Reader):
             ids, self.query_lead = prefix_tokens(tokenizer, prompt)
             return replace(specials, prefix=(*specials.prefix, *ids))
         words, instruction = wording(tokenizer, self.template), self.settings.instruction
-        (self.query_lead, query_trail), (self.text_lead, self.text_trail) = words.query, words.text
+        self.query_lead, self.text_lead, self.text_slot = words.query.lead, words.text.lead, words.text
         specials = self._specials(words)
         instructed = self._specials(wording(tokenizer, self.template, instruction))
         column = INSTRUCTION_TOKENS if self.settings.instruction_field else 0
-        breaks = tokenize(tokenizer, [query_trail, self.text_trail])
-        self._room = sum(map(len, breaks)) + max(column, len(instructed) - len(specials))
+        apart = tokenize(tokenizer, [*words.query[1:], *words.text[1:]])
+        self._room = sum(map(len, apart)) + max(column, len(instructed) - len(specials))
         return specials
 
     def _specials(self, words: Wording) -> Specials:
@@ -64,19 +64,20 @@ class TemplateReader(Reader):
                 )
             own = [text for text, other in keys if other == instruction]
             for text, query in self.truncated_queries(own, words.query.lead).items():
-                ids = self._with_trail(query, words.query.trail)
-                made[text, instruction] = replace(query, ids=ids, specials=specials)
+                ids = self._joined(query, words.query)
+                made[text, instruction] = replace(query, ids=ids, specials=specials if instruction else None)
         return [made[key] for key in keys]
 
     def instruction_of(self, query: Question) -> str:
         """Return the instruction of a query; without its own, that of the settings."""
         return query.instruction if isinstance(query, Instructed) else self.settings.instruction
 
-    def _with_trail(self, query: Query, trail: str) -> np.ndarray:
+    def _joined(self, query: Query, slot: Slot) -> np.ndarray:
         if query.tokens_read == query.tokens:
-            return joined(self.tokenizer, query.ids, trail)
+            return joined(self.tokenizer, query.ids, slot)
         # The token at which a query is cut stays as it is.
-        return np.concatenate([query.ids, tokenize(self.tokenizer, [trail])[0].ids])
+        breaks = tokenize(self.tokenizer, [slot.trail])[0].ids
+        return np.concatenate([joined(self.tokenizer, query.ids, slot._replace(trail="")), breaks])
 
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
-        return joined(self.tokenizer, super().content(document, span), self.text_trail)
+        return joined(self.tokenizer, super().content(document, span), self.text_slot)
