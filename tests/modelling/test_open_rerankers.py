@@ -366,13 +366,14 @@ def test_a_llama_without_a_causal_mask_has_the_published_scores(pooling, impleme
     np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)
     np.testing.assert_allclose(scores(reloaded(reranker, tmp_path / "saved"), FRAME), expected, atol=1e-5)
     assert_independent(reranker, FRAME)
-    windows = ld.MaxP(folder, template="nemotron-rerank", explain=True, **READING)(FRAME)
-    for row in windows.itertuples():
-        texts = [row.text[start:end].strip() for start, end in row.window_spans]
-        # Later windows begin with the space before their first word.
-        texts = [texts[0], *(f" {text}" for text in texts[1:])]
-        best = max(bidirectional(model, tokenizer, row.query, text, pooling) for text in texts)
-        assert row.score == pytest.approx(best, abs=1e-5)
+    for title, fields in (("", {}), ("the long river\n", {"text_field": ("title", "text"), "repeat": "title"})):
+        windows = ld.MaxP(folder, template="nemotron-rerank", explain=True, **READING, **fields)(FRAME)
+        for row in windows.itertuples():
+            texts = [row.text[start:end].strip() for start, end in row.window_spans]
+            # Later windows begin with the space before their first word.
+            texts = [texts[0], *(f" {text}" for text in texts[1:])]
+            best = max(bidirectional(model, tokenizer, row.query, title + text, pooling) for text in texts)
+            assert row.score == pytest.approx(best, abs=1e-5)
 
 
 def gte(folder, **changes):
