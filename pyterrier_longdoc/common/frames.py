@@ -39,6 +39,23 @@ def as_document(text: Text) -> Document:
     return text if isinstance(text, Document) else Document(text)
 
 
+@dataclass(frozen=True, slots=True)
+class Instructed:
+    """A query with an instruction of its own for the model."""
+
+    text: str
+    instruction: str
+
+
+Question = str | Instructed
+"""A query, with or without an instruction of its own."""
+
+
+def words_of_query(query: Question) -> str:
+    """Return the query without its instruction."""
+    return query.text if isinstance(query, Instructed) else query
+
+
 def is_blank(text: Text) -> bool:
     """Return whether a text and its title have no visible character."""
     document = as_document(text)

@@ -127,6 +127,11 @@ class WindowEncoder(nn.Module):
         ):
             if ignored:
                 raise ValueError(f"{name}= would have no effect: {type(reader).__name__} has its own input format")
+        if (settings.instruction or settings.instruction_field) and not reader.takes_instruction:
+            raise ValueError(
+                "instruction= and instruction_field= would have no effect: the template of this backbone has no "
+                "{instruction}; set template= to one that has it"
+            )
         self.reader, self.settings = reader, settings
 
     @property

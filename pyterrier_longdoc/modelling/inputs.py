@@ -35,6 +35,8 @@ class Settings:
         max_doc_len: truncates texts to this many tokens; None does not truncate.
         max_query_len: truncates queries to this many tokens, 32 in Boytsov et al. 2025; None for what fits.
         layout: how a query and a window form an input.
+        instruction: the instruction for queries without one of their own.
+        instruction_field: the column of the run with the instructions of queries; None without one.
         preselect: selects the windows that are read for a query; None reads all.
         repeat_tokens: the maximum number of tokens of the title in each window; 0 without a title.
         batch_size: the maximum number of windows in a pass through the backbone.
@@ -51,6 +53,8 @@ class Settings:
     max_doc_len: int | None = None
     max_query_len: int | None = 32
     layout: InputLayout = LAYOUTS["pair"]
+    instruction: str = ""
+    instruction_field: str | None = None
     preselect: WindowSelector | None = None
     repeat_tokens: int = 0
     batch_size: int = 64
@@ -91,6 +95,8 @@ class Query:
     ids: np.ndarray  # the tokens that are read, as they stand in an input
     tokens: int  # how many the whole query has
     tokens_read: int  # how many of these are read
+    instruction: str = ""
+    specials: Any = None  # the words around it and its text; None for those of its reader
 
 
 @dataclass(frozen=True, eq=False, slots=True)

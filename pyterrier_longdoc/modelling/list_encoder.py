@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import nn
 
 from ..common.coverage import Coverage
-from ..common.frames import Document, Text, join_lines
+from ..common.frames import Document, Question, Text, join_lines, words_of_query
 from ..common.hub import find_file, reachable, refuse_pointer
 from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, load_encoder
@@ -29,7 +29,7 @@ from .backbones.sentence_transformers_files import read_json
 from .backbones.steps import RepresentationSteps
 from .encoder import WindowEncoder
 from .excerpts import ChosenPassages
-from .inputs import Encoded, Input, PairInputs, QueryStates, Settings
+from .inputs import Encoded, Input, PairInputs, Query, QueryStates, Settings
 from .model import Block
 from .readers import Reader, Specials
 from .readers.base import NOTHING
@@ -68,12 +68,10 @@ class ListSettings(Settings):
     Attributes:
         block_size: the maximum number of documents in a context.
         longest_passage: the maximum number of tokens of a document in a context, without its title.
-        instruction: part of the prompt; empty for none.
     """
 
     block_size: int = 125
     longest_passage: int = 2048
-    instruction: str = ""
 
 
 @dataclass(eq=False)
@@ -132,12 +130,12 @@ def _projection(name: str) -> list[torch.Tensor]:
     return matrices
 
 
-def lists(queries: Sequence[str], texts: Sequence[Text], **limits: Any) -> Iterator[Block]:
+def lists(queries: Sequence[Question], texts: Sequence[Text], **limits: Any) -> Iterator[Block]:
     """Divide a run into the lists of its queries, longest first; documents are in the order of their rows.
 
     Rows of a query with equal texts are one document. Limits of blocks do not apply.
     """
-    rows_of: dict[tuple[str, str], dict[Text, list[int]]] = {}
+    rows_of: dict[tuple[str, Question], dict[Text, list[int]]] = {}
     for row, (query, text) in enumerate(zip(queries, texts, strict=True)):
         rows_of.setdefault((getattr(text, "qid", ""), query), {}).setdefault(text, []).append(row)
     for (_, query), documents in sorted(rows_of.items(), key=lambda item: -sum(map(len, item[1]))):
@@ -152,6 +150,7 @@ class ListReader(Reader):
     """
 
     settings: ListSettings
+    takes_instruction = True
 
     def __init__(self, backbone: Any, settings: ListSettings) -> None:
         super().__init__(backbone, settings)
@@ -172,6 +171,13 @@ class ListReader(Reader):
             )
         selected = 1 if settings.preselect is None else settings.preselect.k
         return settings.windows.resized(settings.longest_passage // selected), query
+
+    def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
+        """Return the tokens of queries, with their instructions."""
+        keys = [(words_of_query(query), self.instruction_of(query)) for query in queries]
+        tokens = self.truncated_queries([text for text, _ in keys], self.query_lead)
+        made = {key: replace(tokens[key[0]], instruction=key[1]) for key in dict.fromkeys(keys)}
+        return [made[key] for key in keys]
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return an empty input, because a window is no input of its own."""
@@ -195,13 +201,13 @@ class ListReader(Reader):
 
     def input_of(self, pairs: Sequence[PairInputs]) -> Input:
         """Return the context of some documents of a query."""
-        ids = self.ids(self.words(pairs[0].query), [self.passage(pair) for pair in pairs])
+        query = pairs[0].query
+        ids = self.ids(self.words(query), [self.passage(pair) for pair in pairs], query.instruction)
         return Input(np.asarray(ids, dtype=np.int32), (0, 0), (0, 0))
 
-    def ids(self, query: str, passages: Sequence[str]) -> list[int]:
+    def ids(self, query: str, passages: Sequence[str], instruction: str = "") -> list[int]:
         """Return the tokens of the prompt."""
-        query, *passages = (without_markers(text) for text in (query, *passages))
-        instruction = without_markers(self.settings.instruction)
+        instruction, query, *passages = map(without_markers, (instruction, query, *passages))
         parts = [
             _BEGINNING.format(number=len(passages), query=query),
             _INSTRUCTION.format(instruction=instruction) if instruction else "",

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, Explanation, PairCoverage, Scored
-from ..common.frames import EXPLANATION, OWN_EXPLANATION, Text, factorize
+from ..common.frames import EXPLANATION, OWN_EXPLANATION, Question, Text, factorize
 from ..common.key import NoKeyError, description
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
@@ -42,12 +42,12 @@ OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[PairCoverage]], None]
 class Block:
     """Some of the distinct query-text pairs of a run, in parallel lists."""
 
-    queries: list[str] = field(default_factory=list)
+    queries: list[Question] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     rows: list[list[int]] = field(default_factory=list)  # the input rows of each pair
 
 
-def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[Block]:
+def blocks(queries: Sequence[Question], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[Block]:
     """Divide the distinct pairs of a run into blocks, longest texts first.
 
     The pairs of a text stay together, so that it is tokenized once. Texts of similar length share a block, which needs
@@ -196,7 +196,7 @@ class Model(nn.Module):
 
     def walk(
         self,
-        queries: Sequence[str],
+        queries: Sequence[Question],
         texts: Sequence[Text],
         *,
         offsets: bool = False,
@@ -220,7 +220,7 @@ class Model(nn.Module):
     @torch.inference_mode()
     def score(
         self,
-        queries: Sequence[str],
+        queries: Sequence[Question],
         texts: Sequence[Text],
         *,
         explain: bool = False,
@@ -246,16 +246,18 @@ class Model(nn.Module):
         scored.coverage.runtime = self.encoder.computed_in[1]  # torch, if an export has turned out to be wrong
         return scored.checked()
 
-    def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:
+    def forward(self, queries: Sequence[Question], texts: Sequence[Text]) -> torch.Tensor:
         """Return the `(B,)` scores of B query-text pairs with gradients, for training."""
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
         pairs = self.read(queries, texts)
         if self._rows is not None:
-            self._rows |= {hash((pair.query.text, text)): pair.row for pair, text in zip(pairs, texts, strict=True)}
+            self._rows |= {
+                hash(key): pair.row for key, pair in zip(zip(queries, texts, strict=True), pairs, strict=True)
+            }
         return self.aggregate(self.encode(pairs, self._coverage))
 
-    def coverage_of(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Coverage:
+    def coverage_of(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return the coverage that `score` would report for these rows, without encoding anything."""
         coverage = self.new_coverage()
         self.encoder.refresh()
@@ -277,7 +279,7 @@ class Model(nn.Module):
             self._coverage.add(self._rows.values())
             self._rows = self._coverage = None
 
-    def read(self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
+    def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
         reader = self.reader
         pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts, offsets=offsets))

@@ -22,7 +22,7 @@ import torch
 from scipy.stats import kendalltau
 
 from ..common.files import import_extra
-from ..common.frames import Text
+from ..common.frames import Question, Text
 from .runtimes import BackboneInputs, Form, TorchRuntime, compiled, converted, has_hooks, obstacle, with_mask
 from .weights import WeightsWatch, fingerprint
 
@@ -114,7 +114,7 @@ class _Recorder(TorchRuntime):
 
 
 def draw_windows(
-    model: Any, queries: Sequence[str], texts: Sequence[Text], number: int, seed: int
+    model: Any, queries: Sequence[Question], texts: Sequence[Text], number: int, seed: int
 ) -> tuple[list[str], list[str]]:
     """Return the queries and texts of at most `number` windows of these rows, drawn by seed."""
     random = np.random.default_rng(seed)

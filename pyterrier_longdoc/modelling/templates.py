@@ -2,62 +2,70 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..common.arguments import argument, validate
+from .tokens import tokenize
 
 logger = logging.getLogger(__name__)
 
-_QUERY, _TEXT = "{query}", "{text}"
+_QUERY, _TEXT, _INSTRUCTION = "{query}", "{text}", "{instruction}"
+_SLOTS = re.compile(r"(\{query\}|\{text\})")
+_PUNCTUATION = re.compile(r"[^\w\s]*$")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Template:
     """A prompt that turns a query and a text (a window) into one input of a model.
-
-    An input is `prefix query middle text suffix`. `Template.of` creates it from one string.
 
     What is scored depends on the model: the vector of its classification head if it has one, otherwise the first
     decoder state of an encoder-decoder, otherwise the state of the last token. The padding side makes no difference.
 
     Args:
-        prefix: before the query.
-        query: a text with `{query}`.
-        middle: between query and text.
-        text: a text with `{text}`.
-        suffix: after the text; tokenized separately, because the text can be truncated.
+        parts: the prompt, with `{query}` and `{text}` once each, in any order, and optionally with `{instruction}`.
+            Several strings are tokenized separately, as the authors of some models do.
         answers: one or two words of one token each, or token ids. The score is the logit of the first answer, minus
             that of the second if there are two. The sigmoid of this difference is the probability of the first of the
             two. None for a model with a classification head, or for one that you train.
-        apart: whether the five parts are tokenized separately, as the authors of some models do; otherwise they are
-            tokenized as one string.
+        scale: a factor of the score of the checkpoint, for models whose logits are divided by a number.
+        instructed: what stands in the place of `{instruction}` for a query with an instruction, itself with
+            `{instruction}`.
+        uninstructed: what stands there for a query without one.
         special_tokens: whether the tokenizer adds its special tokens around the input.
-        chat: whether the parts are a user's message, to which the checkpoint's chat template is applied.
+        chat: whether the prompt is a user's message, to which the checkpoint's chat template is applied.
 
     Example:
-        `ld.MaxP("my/ranker", template=ld.Template.of("Query: {query} Text: {text} Relevant:", answers=("yes", "no")))`.
+        `ld.MaxP("my/ranker", template=ld.Template("Query: {query} Text: {text} Relevant:", answers=("yes", "no")))`.
     """
 
-    prefix: str = ""
-    query: str = _QUERY
-    middle: str = ""
-    text: str = _TEXT
-    suffix: str = ""
+    parts: str | tuple[str, ...]
+    _: KW_ONLY
     answers: tuple[str | int, ...] | None = None
-    apart: bool = False
+    scale: float = argument(1.0, above=0)
+    instructed: str = _INSTRUCTION
+    uninstructed: str = ""
     special_tokens: bool = True
-    chat: bool = argument(False, needs={"apart": False})
+    chat: bool = False
 
     def __post_init__(self) -> None:
         validate(self)
-        slots = [part.count(slot) for part in self.parts for slot in (_QUERY, _TEXT)]
-        if slots != [0, 0, 1, 0, 0, 0, 0, 1, 0, 0]:
-            raise ValueError(f"Template: query must hold {{query}} once, and text {{text}}: {''.join(self.parts)!r}")
+        parts = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
+        object.__setattr__(self, "parts", parts)
+        if sorted(slot for part in parts for slot in _SLOTS.findall(part)) != [_QUERY, _TEXT]:
+            raise ValueError(
+                f"template={''.join(parts)!r} must hold {{query}} and {{text}} once each, or be one of "
+                f"{', '.join(TEMPLATES)}"
+            )
+        if self.chat and len(parts) > 1:
+            raise ValueError(f"Template: chat=True needs one string, not the {len(parts)} of {parts!r}")
         if self.answers is None:
             return
         answers = tuple(self.answers) if isinstance(self.answers, tuple | list) else ()
@@ -65,33 +73,26 @@ class Template:
             raise ValueError(f"Template: answers={self.answers!r} must be one or two words, such as ('yes', 'no')")
         object.__setattr__(self, "answers", answers)
 
-    @classmethod
-    def of(cls, string: str, **options: Any) -> Template:
-        """Return a template from a string with `{query}` followed by `{text}`."""
-        before, _, rest = string.partition(_QUERY)
-        between, text_slot, after = rest.partition(_TEXT)
-        if not text_slot:
-            raise ValueError(
-                f"template={string!r} must hold {{query}} and then {{text}}, or be one of {', '.join(TEMPLATES)}"
-            )
-        return cls(prefix=before, middle=between, suffix=after, **options)
+    @property
+    def text_first(self) -> bool:
+        """Whether the text comes before the query."""
+        return _SLOTS.findall("".join(self.parts))[0] == _TEXT
 
     @property
-    def parts(self) -> tuple[str, str, str, str, str]:
-        """The five parts in order."""
-        return self.prefix, self.query, self.middle, self.text, self.suffix
+    def takes_instruction(self) -> bool:
+        """Whether a query can have an instruction."""
+        return _INSTRUCTION in "".join(self.parts)
 
-    @property
-    def surroundings(self) -> tuple[str, str, str]:
-        """The text before the query, between query and text, and after the text."""
-        before, _, rest = "".join(self.parts).partition(_QUERY)
-        between, _, after = rest.partition(_TEXT)
-        return before, between, after
+    def pieces(self, part: str, instruction: str = "") -> list[str]:
+        """Return the words of a part around its slots for `{query}` and `{text}`."""
+        words = self.instructed.replace(_INSTRUCTION, instruction) if instruction else self.uninstructed
+        return [piece.replace(_INSTRUCTION, words) for piece in _SLOTS.split(part)[::2]]
 
-    def fill(self, query: str, text: str) -> str:
+    def fill(self, query: str, text: str, instruction: str = "") -> str:
         """Return the input for a query and a text, without the tokenizer's special tokens."""
-        before, between, after = self.surroundings
-        return before + query + between + text + after
+        before, between, after = self.pieces("".join(self.parts), instruction)
+        first, second = (text, query) if self.text_first else (query, text)
+        return before + first + between + second + after
 
     def in_chat(self, tokenizer: Any) -> Template:
         """Return the template inside the tokenizer's chat template if `chat` is set, otherwise the template itself.
@@ -100,54 +101,75 @@ class Template:
         """
         if not self.chat:
             return self
-        chat = [{"role": "user", "content": self.fill(_QUERY, _TEXT)}]
+        chat = [{"role": "user", "content": "".join(self.parts)}]
         prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        return Template.of(prompt, answers=self.answers, special_tokens=False)
+        return replace(self, parts=prompt, special_tokens=False, chat=False)
 
 
 TEMPLATES: Mapping[str, Template] = MappingProxyType(
     {
         # For language models before their training.
-        "plain": Template.of("query: {query}\ndocument: {text}"),
+        "plain": Template("query: {query}\ndocument: {text}"),
         # The format in the model cards of Qwen3-Reranker 0.6B, 4B and 8B, with their default instruction; their
         # conversions to sequence classification have the same.
-        "qwen3-reranker": Template.of(
+        "qwen3-reranker": Template(
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
             'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
-            "<Query>: {query}\n<Document>: {text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}<|im_end|>\n<|im_start|>assistant\n"
+            "<think>\n\n</think>\n\n",
             answers=("yes", "no"),
+            uninstructed="Given a web search query, retrieve relevant passages that answer the query",
             special_tokens=False,
         ),
         # mxbai-rerank-base-v2 and -large-v2: `mxbai_rerank/mxbai_rerank_v2.py` of mixedbread-ai/mxbai-rerank.
         "mxbai-rerank-v2": Template(
-            prefix="<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-            "<|im_end|>\n<|im_start|>user\n",
-            query="query: {query}",
-            middle="\n",
-            text="document: {text}",
-            suffix="\nYou are a search relevance expert who evaluates how well documents match search queries. For "
-            "each query-document pair, carefully analyze the semantic relationship between them, then provide your "
-            "binary relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:<|im_end|>\n"
-            "<|im_start|>assistant\n",
+            (
+                "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+                "<|im_end|>\n<|im_start|>user\n",
+                "{instruction}query: {query}",
+                "\n",
+                "document: {text}",
+                "\nYou are a search relevance expert who evaluates how well documents match search queries. For each "
+                "query-document pair, carefully analyze the semantic relationship between them, then provide your "
+                "binary relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:<|im_end|>\n"
+                "<|im_start|>assistant\n",
+            ),
             answers=("1", "0"),
-            apart=True,
+            instructed="instruction: {instruction}\n",
             special_tokens=False,
         ),
         # bge-reranker-v2-gemma: `FlagEmbedding/inference/reranker/decoder_only/base.py` of FlagOpen/FlagEmbedding.
         "bge-reranker-v2-gemma": Template(
-            query="A: {query}",
-            middle="\n",
-            text="B: {text}",
-            suffix="\nGiven a query A and a passage B, determine whether the passage contains an answer to the query "
-            "by providing a prediction of either 'Yes' or 'No'.",
+            (
+                "A: {query}",
+                "\n",
+                "B: {text}",
+                "\nGiven a query A and a passage B, determine whether the passage contains an answer to the query by "
+                "providing a prediction of either 'Yes' or 'No'.",
+            ),
             answers=("Yes",),
-            apart=True,
         ),
+        # ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b, -2b and -6b: the prompt and the logit of the first token
+        # of the vocabulary in their model cards.
+        "ctxl-rerank-v2": Template(
+            "Check whether a given document contains information helpful to answer the query.\n<Document> {text}\n"
+            "<Query> {query}{instruction} ??",
+            answers=(0,),
+            instructed=" {instruction}",
+        ),
+        # zerank-1, -1-small and -2 of ZeroEntropy: the prompt and `sigmoid(logit / 5)` of their `modeling_zeranker.py`.
+        "zerank-2": Template(
+            "<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n",
+            answers=("Yes",),
+            scale=0.2,
+            special_tokens=False,
+        ),
+        # llama-nemotron-rerank-1b-v2 and Llama-3.2-NV-RerankQA-1B-v2 of NVIDIA: the prompt in their model cards.
+        "nemotron-rerank": Template("question:{query} \n \n passage:{text}"),
         # Nogueira et al. 2020, section 3.
-        "monot5": Template.of("Query: {query} Document: {text} Relevant:", answers=("true", "false")),
+        "monot5": Template("Query: {query} Document: {text} Relevant:", answers=("true", "false")),
         # The question of Liang et al. 2022 (HELM, information retrieval), with the query before the passage.
-        "yes-no": Template.of(
+        "yes-no": Template(
             "Query: {query}\nDoes the passage answer the query? Answer 'Yes' or 'No'.\nPassage: {text}",
             answers=("Yes", "No"),
             chat=True,
@@ -157,10 +179,31 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
 """Templates by name, each with its source in a comment."""
 
 
+_OF_CHECKPOINTS = {
+    "qwen/qwen3-reranker-": "qwen3-reranker",
+    "tomaarsen/qwen3-reranker-": "qwen3-reranker",
+    "mixedbread-ai/mxbai-rerank-base-v2": "mxbai-rerank-v2",
+    "mixedbread-ai/mxbai-rerank-large-v2": "mxbai-rerank-v2",
+    "baai/bge-reranker-v2-gemma": "bge-reranker-v2-gemma",
+    "contextualai/ctxl-rerank-v2-": "ctxl-rerank-v2",
+    "zeroentropy/zerank-": "zerank-2",
+    "nvidia/llama-nemotron-rerank-1b-v2": "nemotron-rerank",
+    "nvidia/llama-3.2-nv-rerankqa-1b-v2": "nemotron-rerank",
+    "castorini/monot5-": "monot5",
+}
+"""From how the lower-cased names of checkpoints begin to their templates."""
+
+
+def template_of_checkpoint(*names: str) -> Template | None:
+    """Return the template of a checkpoint that is known by one of its names; None for an unknown one."""
+    known = [of for name in names for start, of in _OF_CHECKPOINTS.items() if name.lower().startswith(start)]
+    return TEMPLATES[known[0]] if known else None
+
+
 def resolve_template(template: str | Template) -> Template:
     """Return the template of that name or of that string, or the template itself."""
     if isinstance(template, str):
-        return TEMPLATES[template] if template in TEMPLATES else Template.of(template)
+        return TEMPLATES.get(template) or Template(template)
     return template
 
 
@@ -169,103 +212,147 @@ def template_of_roles(
 ) -> Template:
     """Return a chat template for messages of the roles `query` and `document` as a template without answers.
 
-    Sentence-transformers (5.4 and later) and vLLM read pairs so.
+    Sentence-transformers (5.4 and later) and vLLM read pairs so, with an instruction as the system's message.
     """
-    contents = {"system": prompt, "query": _QUERY, "document": _TEXT}
-    messages = [
-        {"role": role, "content": [{"type": "text", "text": content}] if structured else content}
-        for role, content in contents.items()
-        if content
-    ]
-    return Template.of(tokenizer.apply_chat_template(messages, tokenize=False, **arguments), special_tokens=False)
+
+    def rendered(system: str) -> str:
+        contents = {"system": system, "query": _QUERY, "document": _TEXT}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": content}] if structured else content}
+            for role, content in contents.items()
+            if content
+        ]
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+    bare = rendered(prompt)
+    full = rendered(_INSTRUCTION) if names_roles(tokenizer, "system") else bare
+    if _INSTRUCTION not in full:
+        return Template(bare, special_tokens=False)
+    before = _common_start(full, bare)
+    after = _common_start(full[before:][::-1], bare[before:][::-1])
+    ends = len(full) - after, len(bare) - after
+    return Template(
+        bare[:before] + _INSTRUCTION + bare[ends[1] :],
+        instructed=full[before : ends[0]],
+        uninstructed=bare[before : ends[1]],
+        special_tokens=False,
+    )
 
 
-def names_roles(tokenizer: Any) -> bool:
-    """Tell whether a chat template names the roles `query` and `document`; most accept any role unchecked."""
-    chat_template = str(tokenizer.chat_template or "")
-    return all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document"))
+def _common_start(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def names_roles(tokenizer: Any, *roles: str) -> bool:
+    """Tell whether a chat template names these roles; most accept any role unchecked."""
+    return all(re.search(rf"""["']{role}["']""", str(tokenizer.chat_template or "")) for role in roles)
+
+
+class Slot(NamedTuple):
+    """The characters around a slot that are tokenized with its content."""
+
+    lead: str = ""  # white space before it
+    head: str = ""  # punctuation before it, without a space between them
+    trail: str = ""  # line breaks after it
 
 
 class Wording(NamedTuple):
-    """A template in a tokenizer's tokens: the tokens around query and text, and the characters joined to them."""
+    """A template in a tokenizer's tokens: those around its slots, and the white space that joins their content."""
 
-    prefix: tuple[int, ...]  # token ids before the query
-    middle: tuple[int, ...]  # token ids between query and text
-    suffix: tuple[int, ...]  # token ids after the text
-    query_lead: str  # white space that is tokenized with a query, before it
-    text_lead: str  # the same for a text
-    query_trail: str = ""  # line breaks that are tokenized with a query, after it
-    query_trail_size: int = 0  # how many tokens these are by themselves
+    prefix: tuple[int, ...]  # token ids before the first slot
+    middle: tuple[int, ...]  # token ids between the slots
+    suffix: tuple[int, ...]  # token ids after the second slot
+    query: Slot
+    text: Slot
+    text_first: bool
 
 
-def wording(tokenizer: Any, template: Template) -> Wording:
+def wording(tokenizer: Any, template: Template, instruction: str = "") -> Wording:
     """Return the tokens around a query and a window, so that the input has the tokens of the filled-in template.
 
     Tokenizers differ in white space at the seams: byte-level BPE joins a space to the word after it and a line break to
     the punctuation before it. White space is tokenized with query or text if that gives the tokens of the whole
-    template; a probe word tells. The words after the text are always tokenized separately, because the text may be cut.
-    So are all words of a template of which one would share a token with query or text, as in `Query:{query}`, or beside
-    which the probe has other tokens than alone.
+    part; a probe word tells. `joined` adds other characters to what is read of a query or text. All words of a part are
+    tokenized separately if one would share a token with query or text, as in `Query:{query}`, or if the probe has other
+    tokens beside them than alone.
     """
-    if not template.apart:
-        before, between, after = template.surroundings
-        trail = between[: len(between) - len(between.lstrip("\n"))]
-        template_seams = _seams(tokenizer, template.surroundings, (trail, ""), special_tokens=template.special_tokens)
-        if template_seams is not None:
-            prefix, middle, suffix = template_seams.surroundings
-            query_lead, text_lead = template_seams.leads
-            return Wording(prefix, middle, suffix, query_lead, text_lead, trail, len(_ids(tokenizer, trail)))
-        template = replace(template, prefix=before, query=_QUERY, middle=between, text=_TEXT, suffix=after)
-    begin, end = _specials(tokenizer) if template.special_tokens else ((), ())
-    query, text = (
-        seams(tokenizer, *part.split(slot)) for part, slot in ((template.query, _QUERY), (template.text, _TEXT))
-    )
-    return Wording(
-        prefix=(*begin, *_ids(tokenizer, template.prefix), *query.surroundings[0]),
-        middle=(*query.surroundings[1], *_ids(tokenizer, template.middle), *text.surroundings[0]),
-        suffix=(*text.surroundings[1], *_ids(tokenizer, template.suffix), *end),
-        query_lead=query.leads[0],
-        text_lead=text.leads[0],
-    )
+    begin, end = _specials(tokenizer) if template.special_tokens else ([], [])
+    around, slots = [begin], []
+    for part in template.parts:
+        words = seams(tokenizer, template.pieces(part, instruction), heads=True)
+        around[-1] = [*around[-1], *words.surroundings[0]]
+        around += words.surroundings[1:]
+        slots += words.slots
+    prefix, middle, suffix = map(tuple, (*around[:2], [*around[2], *end]))
+    query, text = reversed(slots) if template.text_first else slots
+    return Wording(prefix, middle, suffix, query, text, template.text_first)
+
+
+def joined(tokenizer: Any, ids: np.ndarray, slot: Slot) -> np.ndarray:
+    """Return what is read of a query or text with the head and the trail of its slot.
+
+    The first or last tokens can be one with them: `:` and a word, or `.` and a line break.
+    """
+    ids = _joined(tokenizer, slot.head, ids, "") if slot.head else ids
+    return _joined(tokenizer, "", ids, slot.trail) if slot.trail else ids
+
+
+def _joined(tokenizer: Any, before: str, ids: np.ndarray, after: str) -> np.ndarray:
+    """Return tokens with characters before or after them; some are tokenized again, if this gives the same ones."""
+    for count in (8, 1):
+        near, others = (ids[:count], ids[count:]) if before else (ids[-count:], ids[:-count])
+        text = tokenizer.decode(near, clean_up_tokenization_spaces=False)
+        strings = [text, before + text + after, before + after]
+        alone, together, words = (row.ids for row in tokenize(tokenizer, strings))
+        if np.array_equal(alone, near) and len(together) <= len(near) + len(words):
+            return np.concatenate([together, others] if before else [others, together])
+    return np.concatenate([words, ids] if before else [ids, words])
 
 
 class Seams(NamedTuple):
     """Token ids around the slots of a string, and the white space that is tokenized with the content of each slot."""
 
-    surroundings: list[tuple[int, ...]]
-    leads: list[str]
-    apart: bool = False  # whether the words around the slot are tokenized separately
+    surroundings: list[list[int]]
+    slots: list[Slot]
+    apart: bool = False  # whether the words around the slots are tokenized separately
 
 
-def seams(tokenizer: Any, before: str, after: str) -> Seams:
-    """Return the tokens of the words around one slot, tokenized separately if one shares a token with its content."""
-    separate_seams = Seams([tuple(_ids(tokenizer, before)), tuple(_ids(tokenizer, after))], [""], apart=True)
-    return _seams(tokenizer, (before, after), ("",), special_tokens=False) or separate_seams
+def seams(tokenizer: Any, pieces: Sequence[str], *, heads: bool = False) -> Seams:
+    """Return the tokens of the words around slots, tokenized separately if one shares a token with their content.
+
+    With `heads`, punctuation right before a slot may share one.
+    """
+    separate_seams = Seams([_ids(tokenizer, piece) for piece in pieces], [Slot()] * (len(pieces) - 1), apart=True)
+    return _seams(tokenizer, pieces, heads) or separate_seams
 
 
 def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
     """Return the tokens of a prefix, and the white space to put before a text after it."""
-    around = seams(tokenizer, prefix, "")
+    around = seams(tokenizer, (prefix, ""))
     if around.apart:
         logger.warning("prefix %r is tokenized separately from the text after it: end it with a space", prefix)
-    return around.surroundings[0], around.leads[0]
+    return tuple(around.surroundings[0]), around.slots[0].lead
 
 
-def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, special_tokens: bool) -> Seams | None:
+def _seams(tokenizer: Any, pieces: Sequence[str], heads: bool) -> Seams | None:
     """Return the tokens around the slots between pieces of a string, found with a probe word in each slot.
 
     A space before a slot is dropped (WordPiece) or belongs to the first token in it, which adds it by itself
-    (SentencePiece) or needs it in the text (byte-level BPE). Trails are starts of pieces that are tokenized with the
-    slot before them. None if template and slots do not tokenize independently: as in `Query:a`, if `:a` is one token.
+    (SentencePiece) or needs it in the text (byte-level BPE). Line breaks after a slot are tokenized with it and, with
+    `heads`, punctuation right before it. None if template and slots do not tokenize independently otherwise: as in
+    `a:`, if this is one token.
     """
     probe = "a"
     string = probe.join(pieces)
-    whole = tokenizer(string, return_offsets_mapping=True, add_special_tokens=special_tokens)
+    whole = tokenizer(string, return_offsets_mapping=True, add_special_tokens=False)
     ids, offsets = whole["input_ids"], whole["offset_mapping"]
-    surroundings, leads, piece_start, end = [], [], 0, 0
-    for piece, trail in zip(pieces, trails, strict=False):
-        start = end + len(piece)
-        end = start + len(probe)
+    surroundings, slots, piece_start, end = [], [], 0, 0
+    for piece, after in itertools.pairwise(pieces):
+        trail = after[: len(after) - len(after.lstrip("\n"))]
+        head = str(_PUNCTUATION.findall(piece)[0]) if heads else ""
+        start = end + len(piece) - len(head)
+        end += len(piece) + len(probe)
         slot_tokens = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
         if not slot_tokens:
             raise ValueError(f"the tokenizer of this checkpoint returns no token for the word {probe!r}")
@@ -274,14 +361,15 @@ def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, spec
             return None
         # SentencePiece makes the space before a word a token of its own if it lacks the piece of both.
         after_space = first > piece_start and string[offsets[first - 1][0] : start] in ("", " ")
-        content = _content(tokenizer, piece, probe + trail, ids[: last + 1], range(first - after_space, first + 1))
+        said, starts = head + probe + trail, range(first - after_space, first + 1)
+        content = _content(tokenizer, piece[: len(piece) - len(head)], said, ids[: last + 1], starts)
         if content is None:
             return None
         first, lead = content
-        surroundings.append(tuple(ids[piece_start:first]))
-        leads.append(lead)
+        surroundings.append(ids[piece_start:first])
+        slots.append(Slot("", lead + head, trail) if head else Slot(lead, "", trail))
         piece_start = last + 1
-    return Seams([*surroundings, tuple(ids[piece_start:])], leads)
+    return Seams([*surroundings, ids[piece_start:]], slots)
 
 
 def _content(tokenizer: Any, piece: str, probe: str, ids: list[int], starts: Iterable[int]) -> tuple[int, str] | None:

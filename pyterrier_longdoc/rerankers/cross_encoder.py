@@ -16,7 +16,7 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Text, strings, validated
+from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
 from ..common.packaged import ENCODER, packaged_models
 from ..common.warnings import as_one_call, warn, warn_of_coverage, warn_once
 from ..modelling.backbones.load import Backbone, load_backbone
@@ -73,9 +73,14 @@ class CrossEncoder(Reranker, pt.Estimator):
             pooling and classification head. If it has none: `"mean"` for JINA and language models, as in Boytsov et al.
             2025, and `"cls"` for others.
         template: the prompt for language models: a name (`"qwen3-reranker"`, `"mxbai-rerank-v2"`,
-            `"bge-reranker-v2-gemma"`, `"monot5"`, `"yes-no"` for chat models, `"plain"` for untrained models), a
-            `Template`, or a text with `{query}` and `{text}`. None uses the template in the checkpoint's files. If
-            there is none, language models that were trained to rank are rejected, and others use `"plain"`.
+            `"bge-reranker-v2-gemma"`, `"ctxl-rerank-v2"`, `"zerank-2"`, `"nemotron-rerank"`, `"monot5"`, `"yes-no"` for
+            chat models, `"plain"` for untrained models), a `Template`, or a text with `{query}` and `{text}`. None uses
+            the template in the checkpoint's files or, if there is none, that of a known name. Without either, language
+            models that were trained to rank are rejected, and others use `"plain"`.
+        instruction: what the model shall look for, in templates with `{instruction}` (Qwen3-Reranker, mxbai-rerank-v2,
+            ctxl-rerank-v2); `""` for the template's own, or none.
+        instruction_field: a column with an instruction for each row, which is the same in all rows of a query. Where it
+            is empty, `instruction` applies. `preselect` does not see instructions.
         layout: how a query and a window form an input. `"pair"` is the tokenizer's layout for two texts, with which
             cross-encoders were trained. `"padded"` is the fixed layout of Boytsov et al. 2025. Also an `InputLayout`,
             or the name of another layout in `presets`.
@@ -92,6 +97,8 @@ class CrossEncoder(Reranker, pt.Estimator):
     _: KW_ONLY
     pooling: str | None = argument(None, role="weights", choices=POOLINGS)
     template: str | Template | None = argument(None, role="weights")
+    instruction: str = argument("", role="input")
+    instruction_field: str | None = argument(None, role="input")
     layout: str | InputLayout = argument("pair", role="input")
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
@@ -178,7 +185,8 @@ class CrossEncoder(Reranker, pt.Estimator):
                 f"{type(self).__name__} needs more than a score per window, and {backbone!r} gives no more: use "
                 f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
             )
-        unused = changed_names(self, arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"})
+        names = {*arguments_of(self, "weights", "computing"), "instruction", "instruction_field"}
+        unused = changed_names(self, names - {"batch_size", "seed"})
         unused += ["layout"] if resolve_layout(self.layout).is_for_pairs else []
         if unused:
             raise ValueError(
@@ -191,6 +199,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         super().check()
         check_type(TrainingArgs | None, "TrainingArgs(...), or None for the default recipe", training=self.training)
         check_type(str | Path | None, "a file", score_cache=self.score_cache)
+        check_type(str, "a text", instruction=self.instruction)
+        check_type(str | None, "the name of a column", instruction_field=self.instruction_field)
         self.score_cache = full_path(self.score_cache)
         windows, layout = self.make_windows(), resolve_layout(self.layout)
         layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
@@ -201,7 +211,12 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def settings(self) -> Settings:
         """See the base class."""
-        return replace(super().settings(), layout=resolve_layout(self.layout))
+        return replace(
+            super().settings(),
+            layout=resolve_layout(self.layout),
+            instruction=self.instruction if self.instruction.strip() else "",
+            instruction_field=self.instruction_field,
+        )
 
     def weight_arguments(self) -> dict[str, Any]:
         """Return the arguments on which the weights depend, except those of the head."""
@@ -238,7 +253,18 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Whether the weights come from `fit`, `load` or `start_from`, and none are random."""
         return self._model is not None and self._model.is_trained
 
-    def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
+    def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
+        """Return the query of each row, with its instruction if it has one of its own."""
+        queries, field = strings(frame["query"], "query"), self.instruction_field
+        if field is None:
+            return queries
+        check_columns(frame, [field], "the candidates")
+        return [
+            Instructed(query, instruction) if instruction.strip() else query
+            for query, instruction in zip(queries, strings(frame[field], field), strict=True)
+        ]
+
+    def score(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Scored:
         """See the base class. Scores that are in the `score_cache` are read from it."""
         model = self.model
         if model.origin == "random":
@@ -301,7 +327,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
-        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
+        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, queries=self.queries, **columns)
         model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
         if model is not None and model.origin == "fit" and not resumes:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
@@ -401,7 +427,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         self.require_weights("quantized")
         validated(candidates, self.text_field, self.text_loader, self)
         clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
-        queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
+        queries, texts = self.queries(candidates), self.documents(candidates)
         drawn = draw_windows(clone.model, queries, texts, windows, int(self.seed))
         quantize(clone.model, *drawn, verbose=self.verbose)
         clone._is_set_up = False  # set it up again: its precision has changed

@@ -51,7 +51,7 @@ class ListReranker(CrossEncoder):
             language model that reads from left to right (Qwen3, Llama, ...), which gets two marker tokens and a random
             projection, and must be trained.
         block_size: the maximum number of documents in a context. Lower it if memory runs out.
-        instruction: an instruction in the prompt; None for none.
+        instruction: an instruction in the prompt; empty for none.
         max_doc_len: the maximum number of tokens of a document in a context. Without `preselect`, this is its
             beginning; with `preselect`, its selected windows, joined in document order with `[...]` for omitted text.
         windows: the windows from which `preselect` selects. Default: as many whole sentences as fit into 63 tokens.
@@ -68,7 +68,6 @@ class ListReranker(CrossEncoder):
     backbone: str | Path = argument(DEFAULT_LIST_ENCODER, role="checkpoint")
     _: KW_ONLY
     block_size: int = argument(125, role="input", at_least=1)
-    instruction: str | None = argument(None, role="input")
     max_doc_len: int = argument(2048, role="windows", at_least=1)
     max_query_len: int = argument(512, role="input", at_least=1)
     temperature: float = argument(0.05, role="head", above=0, below=inf)
@@ -116,7 +115,6 @@ class ListReranker(CrossEncoder):
             **values,
             block_size=self.block_size,
             longest_passage=self.max_doc_len,
-            instruction=self.instruction or "",
         )
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from ..common.arguments import (
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, columns_of
 from ..common.frames import (
+    Question,
     Text,
     TextField,
     digest_of_text,
@@ -313,7 +314,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
             return with_scores(inp, [], **(self._explanation_columns([], []) if self.explain else {}))
-        queries, texts = strings(inp["query"], "query"), self.documents(inp)
+        queries, texts = self.queries(inp), self.documents(inp)
         with work_bar(type(self).__name__, " characters", shown=self.verbose) as bar:
             scored = self.score(queries, texts, bar)
         self.coverage = coverage = scored.coverage  # another thread may change the attribute
@@ -370,13 +371,17 @@ class Reranker(NotebookMixin, pt.Transformer):
         first = ["number", "score", "rank", self.text_field]
         return found[[*first, *found.columns.difference(first, sort=False)]]
 
+    def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
+        """Return the query of each row."""
+        return strings(frame["query"], "query")
+
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if `repeat` is set."""
         texts = documents_of(frame, self.text_field, self.repeat, self.text_loader)
         warn_of_inputs(self, frame, texts)
         return texts
 
-    def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
+    def score(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Scored:
         """Score R query-text pairs; `bar` is a tqdm progress bar."""
         return self.model.score(queries, texts, explain=self.explain, bar=bar)
 
@@ -396,7 +401,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         validated(candidates, self.text_field, self.text_loader, self)
         if not len(candidates):
             return Coverage()
-        queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
+        queries, texts = self.queries(candidates), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
             coverage = self.model.coverage_of(queries, texts, bar)
         coverage.add_rows(candidates, map(is_blank, texts))

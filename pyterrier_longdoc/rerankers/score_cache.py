@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..common.coverage import PairCoverage, Scored
-from ..common.frames import Text, as_document
+from ..common.frames import Instructed, Question, Text, as_document, words_of_query
 from ..common.key import NoKeyError
 from ..common.key import key as key_of
 from ..common.store import Key, Store
@@ -21,7 +21,9 @@ CACHE_FORMAT = 4
 """Part of every key; increase it when the entries change."""
 
 
-def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts: Sequence[Text], bar: Any) -> Scored:
+def score_with_cache(
+    reranker: Any, model: Model, queries: Sequence[Question], texts: Sequence[Text], bar: Any
+) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
     The file contains hashes, no texts; several processes can use it. The coverage also counts stored pairs; the bar
@@ -53,20 +55,22 @@ def score_with_cache(reranker: Any, model: Model, queries: Sequence[str], texts:
     coverage = model.new_coverage()
     for name in ("tokens_encoded", "tokens_computed", "longest_input"):
         setattr(coverage, name, getattr(fresh, name))
-    rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, queries, strict=True)}
+    words = map(words_of_query, queries)
+    rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, words, strict=True)}
     coverage.add(rows.values())
     scored = Scored(len(keys), coverage)
     scored.scores[:] = [entries[key][0] for key in keys]
     return scored.checked()
 
 
-def keys_of_pairs(scored_by: str, queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:
-    """Return the key of each row's score."""
+def keys_of_pairs(scored_by: str, queries: Sequence[Question], texts: Sequence[Text]) -> list[bytes]:
+    """Return the key of each row's score; a query's own instruction is a part of it."""
     base = blake2b(f"{CACHE_FORMAT} {scored_by}".encode(), digest_size=16)
     keys = []
     for query, text in zip(queries, texts, strict=True):
         document, digest = as_document(text), base.copy()
-        for part in (query, document.text, document.repeated):
+        instruction = [query.instruction] if isinstance(query, Instructed) else []
+        for part in (words_of_query(query), document.text, document.repeated, *instruction):
             content = part.encode("utf-8", "surrogatepass")
             digest.update(len(content).to_bytes(8, "little") + content)
         keys.append(digest.digest())

@@ -191,7 +191,8 @@ class _Candidates:
 
     def select(self, model: Any) -> pd.DataFrame:
         """Return the best segment of each candidate according to the model."""
-        queries = [str(query) for query, spans in zip(self.frame["query"], self.spans, strict=True) for _ in spans]
+        rows = zip(model.queries(self.frame), self.spans, strict=True)
+        queries = [query for query, spans in rows for _ in spans]
         segments = [text[a:b] for text, spans in zip(self.texts, self.spans, strict=True) for a, b in spans]
         ends = np.cumsum([len(spans) for spans in self.spans])
         scores = np.split(model.model.score(queries, segments).scores, ends[:-1])
@@ -209,7 +210,7 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
     recipe: TrainingArgs = ranker.recipe
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
     model, judged = ranker.model, cast(pd.DataFrame, data.validation_qrels)
-    groups, settings = make_groups(data.run, data.qrels, recipe), {}
+    groups, settings = make_groups(data.run, data.qrels, recipe, ranker.queries), {}
     model.trained_qids |= {group.qid for group in groups}
     if recipe.checkpoint is not None:
         settings = training_settings(ranker, data.validation_run, judged)

@@ -17,6 +17,7 @@ import pyterrier as pt
 
 from ..common.frames import (
     Document,
+    Question,
     Text,
     TextField,
     as_strings,
@@ -47,7 +48,7 @@ class QueryGroup:
     """
 
     qid: str
-    query: str
+    query: Question
     rows: np.ndarray
     labels: np.ndarray
     targets: np.ndarray | None = None
@@ -68,7 +69,7 @@ class Example:
     """The candidates of a query for one loss; labels and targets are as in `QueryGroup`."""
 
     qid: str
-    query: str
+    query: Question
     texts: tuple[Text, ...]
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
@@ -110,12 +111,18 @@ class TrainingSet:
         return (tuple(islice(keys, len(group.rows))) for group in self.groups)
 
 
+def query_strings(frame: pd.DataFrame) -> list[str]:
+    """Return the query of each row."""
+    return strings(frame["query"], "query")
+
+
 def prepare(
     candidates: pd.DataFrame,
     qrels: pd.DataFrame,
     recipe: TrainingArgs,
     *,
     texts: Callable[[pd.DataFrame], Sequence[Text]],
+    queries: Callable[[pd.DataFrame], Sequence[Question]] = query_strings,
     text_field: TextField = "text",
     text_loader: Any = None,
 ) -> TrainingSet:
@@ -127,6 +134,7 @@ def prepare(
         recipe: the recipe; with `judged="all"`, judged documents that are not candidates are added if the loader has
             them.
         texts: returns the texts of rows of such a frame.
+        queries: returns their queries.
         text_field: the column with the text, or a tuple of columns.
         text_loader: loads the text of added judged documents.
 
@@ -140,21 +148,29 @@ def prepare(
     loaded = not set(fields) <= set(run.columns)
     for name in [] if loaded else fields:
         check_text(run[name], name)
-    groups, counts = _groups_and_counts(run, qrels, recipe)
+    groups, counts = _groups_and_counts(run, qrels, recipe, queries)
     counts = replace(counts, added=len(run) - len(candidates), not_found=not_found)
     return TrainingSet(groups, run, texts, counts)
 
 
-def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[QueryGroup]:
+def make_groups(
+    results: pd.DataFrame,
+    qrels: pd.DataFrame,
+    args: TrainingArgs | None = None,
+    queries: Callable[[pd.DataFrame], Sequence[Question]] = query_strings,
+) -> list[QueryGroup]:
     """Return the queries with a positive and a negative among the candidates, which need no text.
 
     To include judged documents that were not retrieved, use `add_judged` first.
     """
-    return _groups_and_counts(results, qrels, args or TrainingArgs())[0]
+    return _groups_and_counts(results, qrels, args or TrainingArgs(), queries)[0]
 
 
 def _groups_and_counts(
-    results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs
+    results: pd.DataFrame,
+    qrels: pd.DataFrame,
+    args: TrainingArgs,
+    queries: Callable[[pd.DataFrame], Sequence[Question]],
 ) -> tuple[list[QueryGroup], TrainedOn]:
     judged, counts = labels_and_counts(results, qrels, args.min_label, "qrels")
     targets, teacher = None, args.teacher_field
@@ -165,14 +181,16 @@ def _groups_and_counts(
     # Queries in the order of their appearance, each with its candidates by rank.
     ordered = np.lexsort((positions, number))
     ordered = ordered[number[ordered] >= 0]  # rows without a qid are ignored
-    parts = []
+    parts, first = [], []
     for rows in np.split(ordered, np.flatnonzero(np.diff(number[ordered])) + 1):
-        if len(rows):
-            parts.append(rows[_drawable(judged[rows], positions[rows], f"pool:{qids[number[rows[0]]]}", args)])
-    parts = [rows for rows in parts if len(rows)]
-    queries = strings(results["query"].iloc[[rows[0] for rows in parts]], "query")
+        if not len(rows):
+            continue
+        drawable = rows[_drawable(judged[rows], positions[rows], f"pool:{qids[number[rows[0]]]}", args)]
+        if len(drawable):
+            parts.append(drawable)
+            first.append(rows[0])  # the best ranked one, because added rows lack other columns
     groups = []
-    for query, rows in zip(queries, parts, strict=True):
+    for query, rows in zip(queries(results.iloc[first]), parts, strict=True):
         labels = np.where(judged[rows] >= args.min_label, judged[rows] - args.min_label + 1, 0.0)
         qid, teacher_scores = str(qids[number[rows[0]]]), None if targets is None else targets[rows]
         groups.append(QueryGroup(qid, query, rows, labels, teacher_scores))

@@ -15,7 +15,7 @@ import pyterrier as pt
 import torch
 from torch import nn
 
-from ..common.frames import Text
+from ..common.frames import Question, Text
 from ..common.progress import work_bar
 from .examples import Example, Pick, TrainingSet, draw_epoch, make_examples
 from .losses import LOSSES
@@ -117,7 +117,7 @@ def _check_validation(recipe: TrainingArgs, validate: Callable[[], float] | None
 
 def ranking_loss(model: nn.Module, examples: Sequence[Example], recipe: TrainingArgs) -> torch.Tensor:
     """Return the summed loss of the recipe for the candidates of each example."""
-    queries, texts, sizes, losses = list[str](), list[Text](), list[int](), list[torch.Tensor]()
+    queries, texts, sizes, losses = list[Question](), list[Text](), list[int](), list[torch.Tensor]()
     for example in examples:
         queries += [example.query] * len(example.texts)
         texts += example.texts

@@ -86,6 +86,13 @@ def test_query_and_text_are_padded_separately(query, text, expected):
     assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
 
 
+def test_a_text_can_come_before_the_query():
+    one = replace(BERT, text_first=True).around(ids(11, 12), ids(21), 4, 3)
+    assert one.ids.tolist() == [CLS, 21, PAD, PAD, SEP, 11, 12, PAD, PAD, SEP]
+    assert (one.query, one.content) == ((5, 7), (1, 2))
+    assert one.mask.tolist() == [token != PAD for token in one.ids]
+
+
 @pytest.mark.parametrize("size", [0, 3])
 def test_without_special_tokens_an_empty_input_is_a_padding_token(size):
     one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
@@ -139,7 +146,7 @@ def test_padded_inputs_have_a_fixed_size():
 
 # TokenLimits.
 
-TRAIL = Template.of("{query} fish {text}")
+TRAIL = Template("{query} fish {text}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, wording
+from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, joined, wording
 
 from ..support import tiny, tiny_answers, tiny_long
 from ..support.invariance import assert_independent
@@ -34,66 +35,88 @@ def tokenizer_for(name):
 def ids_of(tokenizer, template, query, text):
     """What an input is made of, put together as a scorer does."""
     words = wording(tokenizer, template)
-    own = plain_ids(tokenizer, words.query_lead + query + words.query_trail)
-    return [*words.prefix, *own, *words.middle, *plain_ids(tokenizer, words.text_lead + text), *words.suffix]
+    contents = [
+        joined(tokenizer, np.array(plain_ids(tokenizer, slot.lead + content), dtype=int), slot).tolist()
+        for slot, content in ((words.query, query), (words.text, text))
+    ]
+    first, second = contents[::-1] if words.text_first else contents
+    return [*words.prefix, *first, *words.middle, *second, *words.suffix]
 
 
 def plain_ids(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-# fmt: off
-IDS = {
+TOKENS = {
     # The package's own.
-    "plain": [4, 5, 6, 7, 8, 9, 10, 11, 5, 12, 13, 9, 7, 8, 14, 15],
+    "plain": "query~:~ what~ is~ a~ tree~?\n~document~:~ the~ old~ tree~ is~ a~ plant~.",
     # Model card of Qwen/Qwen3-Reranker-0.6B: prefix, `<Instruct>: ...\n<Query>: ...\n<Document>: ...`, suffix.
-    "qwen3-reranker": [
-        2, 16, 17, 18, 19, 12, 20, 21, 12, 22, 23, 24, 12, 25, 26, 12, 27, 28, 15, 29, 30, 12, 31, 32, 33, 34, 35, 36,
-        37, 38, 35, 39, 40, 3, 17, 2, 41, 17, 42, 43, 44, 8, 45, 46, 47, 48, 49, 50, 51, 30, 31, 12, 47, 17, 52, 43, 6,
-        7, 8, 9, 10, 53, 43, 12, 13, 9, 7, 8, 14, 15, 3, 17, 2, 54, 17, 55, 56, 57, 58, 56,
-    ],
+    "qwen3-reranker": (
+        "<|im_start|>~system~\n~Judge~ whether~ the~ Document~ meets~ the~ requirements~ based~ on~ the~ Query~"
+        ' and~ the~ Instruct~ provided~.~ Note~ that~ the~ answer~ can~ only~ be~ "~yes~"~ or~ "~no~".~'
+        "<|im_end|>~\n~<|im_start|>~user~\n~<Instruct~>:~ Given~ a~ web~ search~ query~,~ retrieve~ relevant~"
+        " passages~ that~ answer~ the~ query~\n~<Query~>:~ what~ is~ a~ tree~?\n~<Document~>:~ the~ old~ tree~"
+        " is~ a~ plant~.~<|im_end|>~\n~<|im_start|>~assistant~\n~<think~>\n\n~</~think~>\n\n"
+    ),
     # mixedbread-ai/mxbai-rerank, mxbai_rerank/mxbai_rerank_v2.py: `?` and the line break after it are two tokens.
-    "mxbai-rerank-v2": [
-        2, 16, 17, 59, 60, 61, 48, 62, 63, 64, 65, 15, 66, 60, 8, 67, 68, 15, 3, 17, 2, 41, 17, 4, 5, 6, 7, 8, 9, 122,
-        17, 11, 5, 12, 13, 9, 7, 8, 14, 15, 17, 59, 60, 8, 46, 70, 71, 72, 73, 74, 75, 76, 77, 46, 78, 15, 79, 80, 47,
-        81, 82, 48, 83, 84, 12, 85, 86, 87, 88, 48, 89, 90, 91, 92, 70, 93, 94, 95, 96, 97, 50, 48, 98, 99, 96, 50,
-        100, 101, 5, 3, 17, 2, 54, 17,
-    ],
+    "mxbai-rerank-v2": (
+        "<|im_start|>~system~\n~You~ are~ Qwen~,~ created~ by~ Alibaba~ Cloud~.~ You~ are~ a~ helpful~ assistant~"
+        ".~<|im_end|>~\n~<|im_start|>~user~\n~query~:~ what~ is~ a~ tree~?~\n~document~:~ the~ old~ tree~ is~ a~"
+        " plant~.~\n~You~ are~ a~ search~ relevance~ expert~ who~ evaluates~ how~ well~ documents~ match~ search~"
+        " queries~.~ For~ each~ query~-document~ pair~,~ carefully~ analyze~ the~ semantic~ relationship~"
+        " between~ them~,~ then~ provide~ your~ binary~ relevance~ judgment~ (~0~ for~ not~ relevant~,~ ~1~ for~"
+        " relevant~).\n~Relevance~:~<|im_end|>~\n~<|im_start|>~assistant~\n"
+    ),
     # FlagOpen/FlagEmbedding, FlagEmbedding/inference/reranker/decoder_only/base.py.
-    "bge-reranker-v2-gemma": [
-        1, 102, 5, 6, 7, 8, 9, 122, 17, 103, 5, 12, 13, 9, 7, 8, 14, 15, 17, 104, 8, 47, 105, 26, 8, 106, 107, 48, 108,
-        19, 12, 106, 109, 110, 31, 111, 12, 47, 63, 112, 8, 113, 114, 115, 116, 117, 118, 38, 116, 119, 120,
-    ],
+    "bge-reranker-v2-gemma": (
+        "<|endoftext|>~A~:~ what~ is~ a~ tree~?~\n~B~:~ the~ old~ tree~ is~ a~ plant~.~\n~Given~ a~ query~ A~"
+        " and~ a~ passage~ B~,~ determine~ whether~ the~ passage~ contains~ an~ answer~ to~ the~ query~ by~"
+        " providing~ a~ prediction~ of~ either~ '~Yes~'~ or~ '~No~'."
+    ),
     # Nogueira et al. 2020, section 3; terrierteam/pyterrier_t5.
-    "monot5": [121, 5, 6, 7, 8, 9, 122, 20, 5, 12, 13, 9, 7, 8, 14, 15, 123, 5, 1],
+    "monot5": "Query~:~ what~ is~ a~ tree~?~ Document~:~ the~ old~ tree~ is~ a~ plant~.~ Relevant~:~<|endoftext|>",
     # The package's own question, after Liang et al. 2022, in the chat template of the tokenizer.
-    "yes-no": [
-        2, 41, 17, 121, 5, 6, 7, 8, 9, 10, 124, 12, 106, 31, 12, 47, 122, 125, 116, 117, 118, 38, 116, 119, 126, 127, 5,
-        12, 13, 9, 7, 8, 14, 15, 3, 17, 2, 54, 17,
-    ],
+    "yes-no": (
+        "<|im_start|>~user~\n~Query~:~ what~ is~ a~ tree~?\n~Does~ the~ passage~ answer~ the~ query~?~ Answer~ '~"
+        "Yes~'~ or~ '~No~'.\n~Passage~:~ the~ old~ tree~ is~ a~ plant~.~<|im_end|>~\n~<|im_start|>~assistant~\n"
+    ),
+    # Model cards of ContextualAI: the whole prompt is tokenized as one string.
+    "ctxl-rerank-v2": (
+        "Check~ whether~ a~ given~ document~ contains~ information~ helpful~ to~ answer~ the~ query~.\n~"
+        "<Document~>~ the~ old~ tree~ is~ a~ plant~.\n~<Query~>~ what~ is~ a~ tree~?~ ??"
+    ),
+    # ZeroEntropy's modeling_zeranker.py, with the chat template of Qwen3.
+    "zerank-2": (
+        "<|im_start|>~system~\n~what~ is~ a~ tree~?~<|im_end|>~\n~<|im_start|>~user~\n~the~ old~ tree~ is~ a~"
+        " plant~.~<|im_end|>~\n~<|im_start|>~assistant~\n"
+    ),
+    # NVIDIA's model cards: the colons are joined to query and text.
+    "nemotron-rerank": ("question~:what~ is~ a~ tree~?~ \n \n~ passage~:the~ old~ tree~ is~ a~ plant~."),
 }
-# fmt: on
+"""The tokens of a query and a text in each template."""
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_built_in_templates_have_the_expected_token_ids(name):
+def test_built_in_templates_have_the_expected_tokens(name):
     tokenizer = tokenizer_for(name)
-    assert ids_of(tokenizer, TEMPLATES[name].in_chat(tokenizer), *PAIR) == IDS[name]
+    ids = ids_of(tokenizer, TEMPLATES[name].in_chat(tokenizer), *PAIR)
+    assert "~".join(tokenizer.convert_ids_to_tokens(ids)) == TOKENS[name]
 
 
+@pytest.mark.parametrize("text_first", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("string", ["Query:{query}", "a:({query})", "{query} find"])
-def test_template_words_are_not_merged_with_words_of_query_or_text(string, apart):
+@pytest.mark.parametrize("string", ["Query:{query}", "a:({query})", "{query} find", "{query}\nfind"])
+def test_template_words_are_not_merged_with_words_of_query_or_text(string, apart, text_first):
     tokenizer = tiny_long.byte_tokenizer()
     tokenizer.add_tokens([":a", "(a", "a)"])  # as vocabularies of real models have them
-    after = string.replace("{query}", "{text}")
-    template = Template(query=string, middle="\n", text=after, apart=apart, special_tokens=False)
+    parts = [string, "\n", string.replace("{query}", "{text}")][:: -1 if text_first else 1]
+    template = Template(tuple(parts) if apart else "".join(parts), special_tokens=False)
     for query, text in [("a", "a"), *PAIRS]:
         assert tokenizer.decode(ids_of(tokenizer, template, query, text)) == template.fill(query, text)
 
 
 @pytest.mark.parametrize("spaces", ["always", "first", "never"])
-@pytest.mark.parametrize("string", [TEMPLATES["monot5"].fill("{query}", "{text}"), "{query} the: {text}"])
+@pytest.mark.parametrize("string", [*TEMPLATES["monot5"].parts, "{query} the: {text}", "Document: {text} the {query}"])
 def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_probe_word(string, spaces):
     """Its piece of a space stands alone before the probe word, but not before the words of query and text."""
     words = {word for pair in PAIRS for text in pair for word in text.split()} - {"a"}
@@ -101,7 +124,7 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
     core = Tokenizer(models.Unigram([("<unk>", 0.0), *((piece, -9.0) for piece in dict.fromkeys(pieces))], unk_id=0))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=spaces)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
-    template = Template.of(string)
+    template = Template(string)
     for query, text in PAIRS:
         assert ids_of(tokenizer, template, query, text) == plain_ids(tokenizer, template.fill(query, text))
 
@@ -109,22 +132,24 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"query": "q"}, "{query}"),
-        ({"middle": "{text}"}, "{text}"),
+        ({"parts": "{text}"}, "{query}"),
+        ({"parts": ("{query} {text}", "{text}")}, "{text}"),
+        ({"parts": "qwen3"}, "'qwen3' must hold .*qwen3-reranker"),
         ({"answers": "yes"}, "answers='yes'"),
         ({"answers": ("a", "b", "c")}, "answers="),
         ({"answers": (True,)}, "answers="),
+        ({"scale": 0}, "scale=0"),
         ({"chat": 1}, "chat=1"),
-        ({"chat": True, "apart": True}, "apart=False"),
+        ({"chat": True, "parts": ("{query}", "{text}")}, "chat=True"),
     ],
 )
 def test_wrong_templates_are_refused_by_name(arguments, name):
     with pytest.raises(ValueError, match=name):
-        Template(**arguments)
+        Template(**{"parts": "{query} {text}", **arguments})
 
 
 def answers_of(tokenizer, *words):
-    return [plain_ids(tokenizer, word)[0] for word in words]
+    return [word if isinstance(word, int) else plain_ids(tokenizer, word)[0] for word in words]
 
 
 def filled(model, tokenizer, template, pairs):
@@ -147,6 +172,9 @@ KINDS = {
     "mt5": ("mt5", "monot5", {}),
     "umt5": ("umt5", "monot5", {}),
     "chat": ("llama", "yes-no", {}),
+    "ctxl": ("qwen3", "ctxl-rerank-v2", {}),
+    "ctxl 6b": ("mistral", "ctxl-rerank-v2", {}),
+    "zerank": ("qwen3", "zerank-2", {}),
     "granite": ("granite", "qwen3-reranker", {"logits_scaling": 8.0}),
     "cohere": ("cohere", "qwen3-reranker", {"logit_scale": 0.25}),
 }
@@ -161,14 +189,14 @@ def t5(tmp_path) -> str:
     return tiny_answers.checkpoint(tmp_path, "t5", tokenizer_for("monot5"))[1]
 
 
-@pytest.mark.parametrize("kind", slow_but(("qwen3", "gemma", "t5", "granite"), KINDS))
+@pytest.mark.parametrize("kind", slow_but(("qwen3", "gemma", "t5", "granite", "ctxl", "zerank"), KINDS))
 def test_scores_are_the_logits_of_the_filled_in_prompt(kind, tmp_path):
     family, name, changes = KINDS[kind]
     tokenizer = tokenizer_for(name)
     model, folder = tiny_answers.checkpoint(tmp_path / "model", family, tokenizer, **changes)
     template = TEMPLATES[name].in_chat(tokenizer)
     logits = filled(model, tokenizer, template, PAIRS)[:, answers_of(tokenizer, *template.answers)]
-    expected = (logits[:, 0] - logits[:, 1] if len(template.answers) == 2 else logits[:, 0]).numpy()
+    expected = (logits[:, 0] - logits[:, 1] if len(template.answers) == 2 else logits[:, 0]).numpy() * template.scale
     assert expected.std() > 1e-2
     for cls in (ld.FirstP, ld.MaxP):
         reranker = cls(folder, template=name, **READING)
@@ -214,9 +242,10 @@ MAKERS = {
 
 def ids_of_whole(tokenizer, template, query, text):
     """What the template's owner makes of the filled-in template."""
-    if not template.apart:
+    if len(template.parts) == 1:
         return tokenizer(template.fill(query, text), add_special_tokens=template.special_tokens)["input_ids"]
-    parts = [part.replace("{query}", query).replace("{text}", text) for part in template.parts]
+    values = {"{query}": query, "{text}": text, "{instruction}": template.uninstructed}
+    parts = [re.sub(r"\{\w+\}", lambda slot: values[slot[0]], part) for part in template.parts]
     around = tokenizer("a", add_special_tokens=template.special_tokens)["input_ids"]
     at = around.index(plain_ids(tokenizer, "a")[0])
     return [*around[:at], *(token for part in parts for token in plain_ids(tokenizer, part)), *around[at + 1 :]]
@@ -225,7 +254,7 @@ def ids_of_whole(tokenizer, template, query, text):
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_empty_queries_and_texts_are_read_as_in_the_whole_string(name, maker, tmp_path):
-    tokenizer, template = MAKERS[maker](), replace(TEMPLATES[name], answers=(5, 6))
+    tokenizer, template = MAKERS[maker](), replace(TEMPLATES[name], answers=(5, 6), scale=1.0)
     tokenizer.chat_template = CHAT
     model, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tokenizer)
     frame, said, expected = tiny.frame(["old dog", ""], ["the cat", "", " ", "tree!"]), template.in_chat(tokenizer), []
@@ -243,8 +272,8 @@ def test_a_custom_template_gives_scores_and_is_saved(tmp_path):
     tokenizer = tiny_answers.tokenizer()
     model, folder = tiny_answers.checkpoint(tmp_path / "model", "qwen3", tokenizer)
     yes, no = answers_of(tokenizer, "yes", "no")
-    own = ld.Template(prefix="query: ", middle="\n", suffix=" yes", answers=(yes, "no"))
-    assert own == ld.Template.of("query: {query}\n{text} yes", answers=[yes, "no"])
+    own = ld.Template("query: {query}\n{text} yes", answers=[yes, "no"])
+    assert own == ld.Template(["query: {query}\n{text} yes"], answers=(yes, "no"))
     logits = filled(model, tokenizer, own, PAIRS)
     expected = (logits[:, yes] - logits[:, no]).numpy()
     reranker = ld.MaxP(folder, template=own, **READING)
@@ -332,10 +361,10 @@ def test_language_models_without_a_known_template_are_refused(family, labels, ch
     ("family", "template", "message"),
     [
         ("gemma2", "bge-reranker-v2-gemma", "not a linear function of its last state"),
-        ("qwen3", Template(answers=("unheard", "no")), "answer 'unheard'"),
-        ("qwen3", Template(answers=("old dog", "no")), "answer 'old dog'"),
-        ("qwen3", Template(answers=(10**6,)), "answer 1000000"),
-        ("qwen3", Template(answers=("no", "no")), "the same token"),
+        ("qwen3", Template("{query}{text}", answers=("unheard", "no")), "answer 'unheard'"),
+        ("qwen3", Template("{query}{text}", answers=("old dog", "no")), "answer 'old dog'"),
+        ("qwen3", Template("{query}{text}", answers=(10**6,)), "answer 1000000"),
+        ("qwen3", Template("{query}{text}", answers=("no", "no")), "the same token"),
         ("t5", "plain", "encoder-decoder"),
     ],
 )

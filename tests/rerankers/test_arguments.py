@@ -66,7 +66,7 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
     ld.CEDR: [({"aggregation": "pacrr", "max_query_len": None}, "max_query_len")],
     ld.LongP: [
         ({"attention_window": 7}, "attention_window"),
-        *(({"template": t}, "query") for t in ("{query}", "{text} {query}", "{query} {query} {text}", "none")),
+        *(({"template": t}, "query") for t in ("{query}", "{text}", "{query} {query} {text}", "none")),
     ],
     ld.LateIR: [
         ({"pooling": "cls"}, "pooling"),

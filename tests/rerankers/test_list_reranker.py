@@ -137,6 +137,20 @@ def test_scores_are_those_of_the_published_code(query, instruction, number, word
     assert model.model.origin == "checkpoint"
 
 
+def test_each_query_has_the_instruction_of_its_rows(jina):
+    texts = [f"{word} the old dog" for word in ("snow", "cat", "tree")]
+    rows = [
+        {"qid": qid, "query": "cat snow", "docno": f"d{number}", "text": text, "wish": wish}
+        for qid, wish in (("1", "Prefer cats."), ("2", ""), ("3", "Prefer trees."))
+        for number, text in enumerate(texts)
+    ]
+    model = ld.ListReranker(jina, instruction="Prefer dogs.", instruction_field="wish", **SMALL)
+    scores = model(pd.DataFrame(rows))["score"].to_numpy().reshape(3, -1)
+    for found, wish in zip(scores, ("Prefer cats.", "Prefer dogs.", "Prefer trees."), strict=True):
+        expected, _ = published(jina, "cat snow", texts, instruction=wish)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_titles_stand_before_documents(jina):
     frame = ranked("old dog", texts_of(4, 40)).assign(title=["a red fish", "", "the old tree", "rain"])
     lines = [f"{title}\n{text}" if title else text for title, text in zip(frame["title"], frame["text"], strict=True)]

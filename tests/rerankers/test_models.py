@@ -122,7 +122,7 @@ def test_longp_learns_with_each_backbone(kind, tmp_path):
     run, judged = toy_task(0, queries=4)
     checkpoint = tiny_long.make(kind, tmp_path, **tiny_long.LEARNING[kind])
     recipe = ld.TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
-    short = templates.Template.of("{query}\n{text}", answers=("yes", "no"))
+    short = templates.Template("{query}\n{text}", answers=("yes", "no"))
     model = longp(kind, checkpoint, training=recipe, **({"template": short} if kind == "qwen3 answers" else {}))
     before = evaluate(model(run), judged, "RR")
     losses = model.fit(run, judged).history["loss"].tolist()
@@ -265,14 +265,14 @@ def test_empty_texts_have_scores_with_a_tokenizer_without_special_tokens(cls, ar
     assert_independent(model, texts, tolerance=5e-5)
 
 
-ASKING = ld.Template(middle=" ", answers=("yes", "no"))
+ASKING = ld.Template("{query} {text}", answers=("yes", "no"))
 
 
 @pytest.mark.parametrize(
     ("family", "arguments", "word"),
     [
         *((family, {"template": ASKING}, "language models") for family in ("bert", "jina")),
-        ("jina", {"template": ld.Template(chat=True)}, "chat_template"),
+        ("jina", {"template": ld.Template("{query}{text}", chat=True)}, "chat_template"),
         ("qwen3", {"template": "yes-no"}, "chat_template"),
         *(("bert", {"global_attention": value}, "global_attention") for value in ("cls", "sentences")),
         ("bert", {"attention_window": 8}, "attention_window"),

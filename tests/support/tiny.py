@@ -65,6 +65,7 @@ FAMILIES = {
     "deberta-v2": _DEBERTA,
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 16, "pad_token_id": 0},
     "nomic_bert": {"pad_token_id": 0},
+    "gte": {"pad_token_id": 0, "type_vocab_size": 1},
     "eurobert": {"pad_token_id": 0},
     "longformer": {**_ROBERTA, "attention_window": 8},
     "big_bird": {"block_size": 8, "num_random_blocks": 1},

@@ -44,9 +44,10 @@ def tokenizer(*, begin: bool = False, end: bool = False, chat: str | None = None
     """Whole words with the space before them; with a special token at the beginning, or at the end, of every text."""
     split = pre_tokenizers.Split(Regex(_WORD), "isolated")
     said = [template.fill(*PAIR) for template in TEMPLATES.values()]
-    said += [part for template in TEMPLATES.values() for part in template.parts]
+    said += [piece for template in TEMPLATES.values() for part in template.parts for piece in part.split("{")]
     said += [*tiny.WORDS, *(f" {word}" for word in tiny.WORDS), "yes", "no", "Yes", "No", "true", "false", "1", "0"]
-    said += ["?\n", ".\n", "\n\n", "!", " find it"]
+    said += [template.fill(*PAIR, "find it") for template in TEMPLATES.values()]
+    said += ["?\n", ".\n", "!\n", "\n\n", "!", " find it", "  ", " \n", "  \n"]
     pieces = [
         piece for text in said for part in re.split(r"<\|\w+\|>", text) for piece, _ in split.pre_tokenize_str(part)
     ]

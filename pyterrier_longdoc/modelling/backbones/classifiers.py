@@ -68,7 +68,8 @@ def take_apart(model: Any) -> Parts:
         representation = Representation(_part(model, head.dense), activation, getattr(dropout, "p", 0.0), norm)
     pooling = getattr(config, "classifier_pooling", family.pooling)
     pooling = {"bos": "cls"}.get(pooling, pooling)
-    return Parts(without_pooler(model.base_model), representation, one_logit(final, config.id2label), pooling)
+    final = scaled(one_logit(final, config.id2label), 1 / getattr(config, "classifier_temperature", 1.0))
+    return Parts(without_pooler(model.base_model), representation, final, pooling)
 
 
 def _part(model: Any, place: str) -> Any:
@@ -95,8 +96,7 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
         # Logits may be scaled, as in T5, Granite and Cohere.
         scale = float(linear @ logits / linear.square().sum())
         is_linear = scale > 0 and bool((scale * linear - logits).norm() <= 1e-3 * logits.norm())
-        final.weight.mul_(scale)
-        final.bias.mul_(scale)
+    scaled(final, scale)
     if not is_linear or getattr(model.config, "final_logit_softcapping", None) is not None:
         raise ValueError(
             f"the logits of {type(model).__name__} are not a linear function of its last state, so a head cannot "
@@ -107,7 +107,8 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
 
 def _token(tokenizer: Any, answer: str | int) -> int:
     ids = [answer] if isinstance(answer, int) else tokenizer(answer, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or not 0 <= ids[0] < len(tokenizer):
+    is_unknown = isinstance(answer, str) and tokenizer.unk_token_id in ids
+    if len(ids) != 1 or is_unknown or not 0 <= ids[0] < len(tokenizer):
         raise ValueError(f"answer {answer!r} must be a single known token of this backbone, but is {ids}")
     return int(ids[0])
 
@@ -184,6 +185,14 @@ def one_logit(final: nn.Linear, names: Mapping[Any, Any] | None = None) -> nn.Li
         return _margin(final, relevant, 1 - relevant)
     if final.bias is None:
         final.bias = nn.Parameter(torch.zeros(1))
+    return final
+
+
+@torch.no_grad()
+def scaled(final: nn.Linear, scale: float) -> nn.Linear:
+    """Multiply the weights of a final layer, and with them its scores, by a factor; return the layer."""
+    final.weight.mul_(scale)
+    final.bias.mul_(scale)
     return final
 
 

@@ -45,7 +45,7 @@ class Family:
         head: its classification head; None if scores cannot be taken from it.
         pooling: how the head turns states into one vector, unless a configuration has `classifier_pooling`: `"cls"`,
             `"mean"` or `"last"`.
-        kind: `"encoder"`, `"decoder"` (left to right) or `"encoder-decoder"`.
+        kind: `"encoder"`, `"decoder"` (a language model) or `"encoder-decoder"`.
         positions: how it knows them: `"learned"` (added to the words, and nowhere else), `"rotary"`, `"relative"`,
             `"linear biases"`, or `""` if nothing here depends on it.
         counts_from_padding: whether learned positions begin at `pad_token_id + 1` and skip padding.
@@ -96,6 +96,11 @@ DECODER = Family("decoder", Head("score"), pooling="last", kind="decoder", argum
 """All left-to-right language models without a row of their own (Llama, Mistral, Qwen, Gemma, Phi, OLMo, OPT, ...): only
 the last token attends to the whole input, and only generation needs a cache."""
 
+BIDIRECTIONAL = replace(
+    DECODER, name="bidirectional", pooling="mean", arguments={**DECODER.arguments, "is_causal": False}
+)
+"""Language models with `is_causal: false` in their configuration, in which all tokens attend to all."""
+
 _ROWS = (
     Family("bert", _BERT, positions="learned", supports_openvino=True),
     Family("electra", replace(_ROBERTA, activation="gelu"), positions="learned", supports_openvino=True),
@@ -113,6 +118,7 @@ _ROWS = (
         papers=("warner-2025-smarter",),
     ),
     Family("nomic_bert", _BERT, positions="rotary", papers=("nussbaum-2025-nomic",)),
+    Family("gte", _BERT, positions="rotary"),
     Family("eurobert", Head(dense="dense", activation="gelu"), positions="rotary", papers=("boizard-2025-eurobert",)),
     Family(
         "longformer",
@@ -155,7 +161,7 @@ def family_of(config: Any) -> Family:
     if name in FAMILIES:
         return FAMILIES[name]
     if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and name not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return replace(DECODER, name=name)
+        return replace(DECODER if getattr(config, "is_causal", True) else BIDIRECTIONAL, name=name)
     return Family(name, kind="encoder-decoder" if getattr(config, "is_encoder_decoder", False) else "encoder")
 
 

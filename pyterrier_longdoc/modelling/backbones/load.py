@@ -29,7 +29,7 @@ from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.language import check_tokenizer, load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
-from ..templates import TEMPLATES, Template, names_roles, template_of_roles
+from ..templates import TEMPLATES, Template, names_roles, template_of_checkpoint, template_of_roles
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import InputRules, quiet, use_attention
 from .classifiers import (
@@ -39,12 +39,14 @@ from .classifiers import (
     is_classifier,
     one_logit,
     relevant_label,
+    scaled,
     take_answers,
     take_apart,
     without_pooler,
 )
 from .families import FAMILIES, Family, family_of
 from .modules import check_transformer, load_head
+from .published import bidirectional_llama, gte_config, gte_weights
 from .sentence_transformers_files import CrossEncoderFiles, check_lower_case, cross_encoder_files, kind_of, read_json
 from .steps import RepresentationSteps
 from .t5 import FirstStep
@@ -172,8 +174,8 @@ def load_backbone(
         pairs: whether it encodes a query and a text together; False for single texts.
         pooling: `"cls"`, `"mean"` or `"last"`, of the last layer's states as they are; None for the checkpoint's
             pooling and representation step.
-        template: the words around query and text; None for the checkpoint's template, else the tokenizer's layout for
-            two texts.
+        template: the words around query and text; None for the template of the checkpoint's files or of a known name,
+            else the tokenizer's layout for two texts.
         attn_implementation: see `use_attention`.
         options: those of the checkpoint's family, see `Family.options` and `LongP`; None for the checkpoint's own.
 
@@ -181,15 +183,19 @@ def load_backbone(
         ValueError: if the checkpoint cannot be used with these options.
         OSError: if there is no such checkpoint, or the hub cannot be reached.
     """
-    name = reachable(encoder_folder(name))
+    given, name = name, reachable(encoder_folder(name))
     config_json = checkpoint_config(name)
-    if is_published_layout(config_json) and not trust_remote_code:
-        _check_options(FAMILIES[AlibiConfig.model_type], options, template)
-        backbone = _load_alibi(name, config_json)
+    layout = "" if trust_remote_code else _layout(config_json)
+    if layout in _LOADERS:
+        _check_options(FAMILIES[layout], options, template)
+        backbone = _LOADERS[layout](name, config_json)
         use_attention(backbone.model, attn_implementation)
         template = None if template is None else template.in_chat(backbone.tokenizer)
         return _pooled(replace(backbone, template=template), pooling)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if layout == "llama_bidirec":
+        config = bidirectional_llama(config_json)
+    else:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     _check_options(family_of(config), options, template, has_code="auto_map" in config_json)
     if config.is_encoder_decoder:
         _check_encoder_decoder(name, family_of(config), template, pairs=pairs and pooling is None)
@@ -199,7 +205,8 @@ def load_backbone(
     check_lower_case(name, tokenizer)
     prompt = ""
     if pairs:
-        template = _template(config, tokenizer, files, template)
+        known = template_of_checkpoint(given, config_json.get("_name_or_path") or "")
+        template = _template(config, tokenizer, files, template, known)
         prompt = "" if files is None or template is not None else files.prompt
     loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
@@ -337,8 +344,13 @@ def _files_for_pairs(name: str) -> CrossEncoderFiles | None:
     return cross_encoder_files(name)
 
 
-def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None) -> Template | None:
-    """Return the words around query and text: the chosen ones, else the checkpoint's, else None for two plain texts."""
+def _template(
+    config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None, known: Template | None
+) -> Template | None:
+    """Return the words around query and text; None for two plain texts.
+
+    They are the chosen ones, else those in the checkpoint's files, else those that its name tells.
+    """
     if choice is not None:
         return choice.in_chat(tokenizer)
     if files is not None and files.chat is not None:
@@ -350,12 +362,14 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
         if not files.answers and (separates or family.kind != "decoder"):
             return None
         certain = not separates
-        guess: Template | None = Template(query=f"{files.prompt}{{query}}", answers=files.answers or None, apart=True)
+        guess: Template | None = Template((f"{files.prompt}{{query}}", "{text}"), answers=files.answers or None)
     elif not family.is_language_model:
         return None
-    elif names_roles(tokenizer):
+    elif names_roles(tokenizer, "query", "document"):
         # Without other files, sentence-transformers compares "yes" and "no".
         return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
+    elif known is not None:
+        return known
     else:
         certain = family.kind != "encoder-decoder" and tokenizer.chat_template is None
         certain = certain and (separates or not is_classifier(config))
@@ -365,7 +379,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choi
         raise ValueError(
             f"the checkpoint does not specify the prompt of this {kind}: set template= to one of the "
             f"templates {', '.join(TEMPLATES)} ('monot5' for monoT5, 'qwen3-reranker' for Qwen3-Reranker and its "
-            f"conversions, 'yes-no' to ask a chat model, 'plain' to train one), or ld.Template.of('query: {{query}} "
+            f"conversions, 'yes-no' to ask a chat model, 'plain' to train one), or ld.Template('query: {{query}} "
             f"text: {{text}}', answers=('yes', 'no'))"
         )
     return guess
@@ -377,8 +391,15 @@ def _separates(tokenizer: Any) -> bool:
     return sides.index(1) > len(sides) - sides[::-1].index(0)
 
 
-def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
-    """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
+def _layout(config_json: Mapping[str, Any]) -> str:
+    """Return the published layout of a checkpoint that transformers only loads with remote code; "" for others."""
+    if is_published_layout(config_json):
+        return AlibiConfig.model_type
+    return {"new": "gte", "llama_bidirec": "llama_bidirec"}.get(config_json.get("model_type", ""), "")
+
+
+def _weights_of(name: str, config_json: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint in one file; ValueError for a classifier with other labels than a reranker."""
     file = find_file(name, "model.safetensors")
     if file is None:
         raise ValueError(f"checkpoint {name!r} has no model.safetensors")
@@ -386,12 +407,30 @@ def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
     state = {key: value.float() for key, value in load_file(file).items()}
     if "classifier.weight" in state:
         _check_labels(name, len(state["classifier.weight"]), config_json.get("id2label") or {})
+    return state
+
+
+def _load_gte(name: str, config_json: dict[str, Any]) -> Backbone:
+    """Load a checkpoint of Alibaba's `new` without running its code."""
+    config = gte_config(config_json)
+    model = (AutoModelForSequenceClassification if is_classifier(config) else AutoModel).from_config(config)
+    model.load_state_dict(gte_weights(_weights_of(name, config_json)))
+    return _assemble(take_apart(model.eval()), load_fast_tokenizer(name))
+
+
+def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
+    """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
+    state = _weights_of(name, config_json)
     parts = alibi_parts(state, config_json)
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
         # MosaicBERT uses BERT's tokenizer.
         name = reachable("google-bert/bert-base-uncased")
     return _assemble(parts, load_fast_tokenizer(name))
+
+
+_LOADERS = {AlibiConfig.model_type: _load_alibi, "gte": _load_gte}
+"""Loaders of published layouts, by the name of their family."""
 
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
@@ -431,7 +470,12 @@ def _assemble(parts: Parts, tokenizer: Any, **reading: Any) -> Backbone:
 
 
 def _pooled(backbone: Backbone, pooling: str | None) -> Backbone:
-    """Return a backbone with another pooling; None keeps its own, with the layers that were trained on it."""
+    """Return a backbone with another pooling; None keeps its own, with the layers that were trained on it.
+
+    Its last layer gets the scale of the template.
+    """
+    if backbone.template is not None and backbone.final is not None:
+        scaled(backbone.final, backbone.template.scale)
     if pooling is None or (pooling == backbone.pooling and backbone.representation is None):
         return backbone
     return replace(backbone, representation=None, final=None, pooling=pooling)

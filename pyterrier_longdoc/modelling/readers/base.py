@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...common.coverage import PairCoverage, tokens_in
-from ...common.frames import Document, Text, as_document
+from ...common.frames import Document, Instructed, Question, Text, as_document, words_of_query
 from ..inputs import Input, PairInputs, Query, Settings
 from ..tokens import Span, TokenizedText, tokenize, tokenize_documents
 from ..windows import Windows
@@ -30,8 +30,9 @@ class Specials:
         prefix: before the query, `[CLS]`.
         middle: between query and text, `[SEP]` (two for RoBERTa).
         suffix: after the text, `[SEP]`.
-        types: segments of the prefix, query, middle, content and suffix; None if the backbone has no segments.
+        types: segments of the five parts in order; None if the backbone has no segments.
         pad_id: the id of the padding token.
+        text_first: whether the text stands in the place of the query, and the query in its place.
     """
 
     prefix: tuple[int, ...] = ()
@@ -39,15 +40,18 @@ class Specials:
     suffix: tuple[int, ...] = ()
     types: tuple[int, int, int, int, int] | None = None
     pad_id: int = 0
+    text_first: bool = False
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
     def around(self, query: np.ndarray, content: np.ndarray, query_size: int = 0, content_size: int = 0) -> Input:
         """Return an input, with query and content padded to these sizes."""
-        parts: tuple[Any, ...] = (self.prefix, query, self.middle, content, self.suffix)
+        slots = [(query, query_size), (content, content_size)]
+        (first, first_size), (second, second_size) = reversed(slots) if self.text_first else slots
+        parts: tuple[Any, ...] = (self.prefix, first, self.middle, second, self.suffix)
         lengths = list(map(len, parts))
-        sizes = list(map(max, lengths, (0, query_size, 0, content_size, 0)))
+        sizes = list(map(max, lengths, (0, first_size, 0, second_size, 0)))
         starts = [0, *accumulate(sizes)]
         # A model cannot read an empty input: without special tokens it reads padding.
         ids = np.full(starts[-1] or 1, self.pad_id, dtype=np.int32)
@@ -60,7 +64,8 @@ class Specials:
             mask[0] = True
         types = None if self.types is None else np.repeat(np.array(self.types, dtype=np.uint8), sizes)
         places = [(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-        return Input(ids, places[1], places[3], types, mask)
+        query_place, content_place = places[3:0:-2] if self.text_first else places[1:4:2]
+        return Input(ids, query_place, content_place, types, mask)
 
 
 def specials_of_pair(backbone: Any) -> Specials:
@@ -110,6 +115,8 @@ class Reader:
     """Whether it supports layouts that pad queries or share a budget; otherwise they are rejected."""
     follows_template: ClassVar[bool] = False
     """Whether it supports templates."""
+    takes_instruction: bool = False
+    """Whether its inputs have a place for an instruction."""
 
     query_size: int | None = None
     query_lead = text_lead = ""  # characters that are tokenized with a query, or a text, before it
@@ -124,8 +131,7 @@ class Reader:
         preselect = settings.preselect
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
         self.needs_offsets |= preselect is not None and preselect.needs_text
-        # An empty query or text has the tokens of the white space that precedes other ones.
-        self._empty = [tokenize(self.tokenizer, [lead])[0].ids for lead in (self.query_lead, self.text_lead)]
+        self._empty = self._empty_after(self.text_lead)
         rule = settings.windows_argument or "the maximum input length of the backbone"
         if "=" not in settings.windows_argument and settings.windows_argument:
             rule = f"{rule}={self.windows.largest}"
@@ -204,15 +210,27 @@ class Reader:
         tokenized = dict(zip(documents, map(self.rules.tokens, tokens), strict=True))
         return [tokenized[text] for text in texts]
 
-    def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
+    def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
         """Tokenize and truncate queries; equal queries share one object."""
-        distinct, limit = list(dict.fromkeys(queries)), self.query_limit
-        tokens = tokenize(self.tokenizer, self.settings.layout.normalized(distinct), lead=self.query_lead)
-        made = {
-            text: Query(text, t.ids[:limit] if len(t) else self._empty[0], len(t), min(len(t), limit))
+        made = self.truncated_queries(list(map(words_of_query, queries)), self.query_lead)
+        return [made[words_of_query(query)] for query in queries]
+
+    def instruction_of(self, query: Question) -> str:
+        """Return the instruction of a query; without its own, that of the settings."""
+        return query.instruction if isinstance(query, Instructed) else self.settings.instruction
+
+    def truncated_queries(self, queries: Sequence[str], lead: str) -> dict[str, Query]:
+        """Return the tokens of distinct queries with the white space before them, truncated."""
+        distinct, limit, empty = list(dict.fromkeys(queries)), self.query_limit, self._empty_after(lead)
+        tokens = tokenize(self.tokenizer, self.settings.layout.normalized(distinct), lead=lead)
+        return {
+            text: Query(text, t.ids[:limit] if len(t) else empty, len(t), min(len(t), limit))
             for text, t in zip(distinct, tokens, strict=True)
         }
-        return [made[query] for query in queries]
+
+    def _empty_after(self, lead: str) -> np.ndarray:
+        """Return the tokens of an empty query or text: those of the white space that precedes other ones."""
+        return tokenize(self.tokenizer, [lead])[0].ids
 
     def words(self, query: Query) -> str:
         """Return the truncated text of a query."""
@@ -229,7 +247,8 @@ class Reader:
         """Return the inputs of P pairs, with their windows and coverage."""
         pairs = []
         for query, text, (document, spans) in zip(queries, texts, self.split(queries, texts), strict=True):
-            windows = [self.assemble(query.ids, self.content(document, span)) for span in spans]
+            assemble = self.assemble if query.specials is None else query.specials.around
+            windows = [assemble(query.ids, self.content(document, span)) for span in spans]
             pairs.append(PairInputs(query, document, spans, windows, self.row(query, text, document, spans)))
         return pairs
 
@@ -250,7 +269,7 @@ class Reader:
     def content(self, document: TokenizedText, span: Span) -> np.ndarray:
         """Return the tokens of a window, preceded by those of its title."""
         ids = document.read(span)
-        return ids if len(ids) else self._empty[1]
+        return ids if len(ids) else self._empty
 
     def row(self, query: Query, text: TokenizedText, document: TokenizedText, spans: list[Span]) -> PairCoverage:
         """Return the coverage of a pair, with the tokens that each argument truncated."""

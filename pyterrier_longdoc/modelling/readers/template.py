@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ...common.frames import Question, words_of_query
 from ..inputs import Query
-from ..templates import prefix_tokens, wording
-from ..tokens import tokenize
+from ..templates import Slot, Wording, joined, prefix_tokens, wording
+from ..tokens import Span, TokenizedText, tokenize
 from .base import Reader, Specials, specials_of_pair
+
+INSTRUCTION_TOKENS = 256
+"""The tokens that every window leaves to an instruction of a column; longer ones are refused."""
 
 
 class TemplateReader(Reader):
@@ -19,37 +23,60 @@ class TemplateReader(Reader):
 
     follows_template = True
 
-    query_trail = ""  # line breaks after a query, tokenized with it
-    _trail_size = 0  # the number of their tokens without a query
+    text_slot = Slot()  # what is tokenized with a window
+    _room = 0  # tokens that are joined to query and window, and those of an instruction
 
     def make_specials(self, backbone: Any) -> Specials:
-        tokenizer, prompt = backbone.tokenizer, backbone.prompt
-        if backbone.template is None:
+        tokenizer, prompt, self.template = backbone.tokenizer, backbone.prompt, backbone.template
+        if self.template is None:
             specials = specials_of_pair(backbone)
             ids, self.query_lead = prefix_tokens(tokenizer, prompt)
             return replace(specials, prefix=(*specials.prefix, *ids))
-        words = wording(tokenizer, backbone.template)
-        self.query_lead, self.text_lead = words.query_lead, words.text_lead
-        self.query_trail, self._trail_size = words.query_trail, words.query_trail_size
-        return Specials(words.prefix, words.middle, words.suffix, None, tokenizer.pad_token_id or 0)
+        self.takes_instruction = self.template.takes_instruction
+        words, instruction = wording(tokenizer, self.template), self.settings.instruction
+        self.query_lead, self.text_lead, self.text_slot = words.query.lead, words.text.lead, words.text
+        specials = self._specials(words)
+        instructed = self._specials(wording(tokenizer, self.template, instruction))
+        column = INSTRUCTION_TOKENS if self.settings.instruction_field else 0
+        apart = tokenize(tokenizer, [*words.query[1:], *words.text[1:]])
+        self._room = sum(map(len, apart)) + max(column, len(instructed) - len(specials))
+        return specials
+
+    def _specials(self, words: Wording) -> Specials:
+        pad_id = self.tokenizer.pad_token_id or 0
+        return Specials(words.prefix, words.middle, words.suffix, None, pad_id, words.text_first)
 
     def special_tokens(self) -> int:
-        return super().special_tokens() + self._trail_size
+        return super().special_tokens() + self._room
 
-    def tokenize_queries(self, queries: Sequence[str]) -> list[Query]:
-        """Return the tokens of queries with the text that the template attaches to them."""
-        made = super().tokenize_queries(queries)
-        if not self.query_trail:
-            return made
-        distinct = list(dict.fromkeys(made))
-        texts = self.settings.layout.normalized([query.text for query in distinct])
-        strings = [f"{self.query_lead}{text}{self.query_trail}" for text in texts]
-        *whole, trail = (tokens.ids for tokens in tokenize(self.tokenizer, [*strings, self.query_trail]))
-        with_trail = {}
-        for query, ids in zip(distinct, whole, strict=True):
-            fits = len(ids) <= len(query.ids) + len(trail)
-            with_trail[query] = replace(query, ids=ids if fits else np.concatenate([query.ids, trail]))
-        return [with_trail[query] for query in made]
+    def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
+        """Return the tokens of queries, and the words of the template with their instructions."""
+        if self.template is None:
+            return super().tokenize_queries(queries)
+        made: dict[tuple[str, str], Query] = {}
+        keys = [(words_of_query(query), self.instruction_of(query)) for query in queries]
+        for instruction in dict.fromkeys(instruction for _, instruction in keys):
+            words = wording(self.tokenizer, self.template, instruction)
+            specials = self._specials(words)
+            if len(specials) > self.special_tokens():
+                raise ValueError(
+                    f"the instruction {instruction[:40]!r}... in {self.settings.instruction_field!r} has more than "
+                    f"{INSTRUCTION_TOKENS} tokens, for which windows leave room: shorten it"
+                )
+            own = [text for text, other in keys if other == instruction]
+            for text, query in self.truncated_queries(own, words.query.lead).items():
+                ids = self._joined(query, words.query)
+                made[text, instruction] = replace(
+                    query, ids=ids, instruction=instruction, specials=specials if instruction else None
+                )
+        return [made[key] for key in keys]
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "trail": self.query_trail}
+    def _joined(self, query: Query, slot: Slot) -> np.ndarray:
+        if query.tokens_read == query.tokens:
+            return joined(self.tokenizer, query.ids, slot)
+        # The token at which a query is cut stays as it is.
+        breaks = tokenize(self.tokenizer, [slot.trail])[0].ids
+        return np.concatenate([joined(self.tokenizer, query.ids, slot._replace(trail="")), breaks])
+
+    def content(self, document: TokenizedText, span: Span) -> np.ndarray:
+        return joined(self.tokenizer, super().content(document, span), self.text_slot)
