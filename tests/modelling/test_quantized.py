@@ -149,6 +149,15 @@ def test_changed_weights_are_noticed(int8, candidates):
         twin(candidates)
 
 
+def test_hooks_are_refused_and_changed_attributes_have_no_effect(int8, candidates):
+    twin, expected = copy.deepcopy(int8), scores(int8, candidates)
+    twin.model.encoder.backbone.embeddings.LayerNorm.eps = 10.0
+    np.testing.assert_allclose(scores(twin, candidates), expected, atol=1e-5)
+    twin.model.encoder.backbone.register_forward_hook(lambda module, inputs, output: output)
+    with pytest.raises(ValueError, match="hooks"):
+        twin(candidates)
+
+
 @pytest.mark.parametrize("arguments", [{"runtime": "torch"}, {"dtype": "bfloat16"}])
 def test_other_runtimes_and_precisions_are_refused(arguments, int8, candidates):
     with pytest.raises(ValueError, match="int8 with OpenVINO"):
