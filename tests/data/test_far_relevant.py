@@ -200,7 +200,7 @@ def test_an_unfit_passage_is_refused_before_the_others_are_read():
                 read.append(row)
                 yield row
 
-    with pytest.raises(ValueError, match="'p0'.*50 tokens.*unfit='skip'"):
+    with pytest.raises(ValueError, match=r"'p0'.*50 tokens.*unfit='skip'"):
         build(passages=Source())
     assert len(read) < 5000
 
