@@ -80,9 +80,7 @@ def description(value: Any, *, without: Collection[str] = ()) -> Any:
 
 def own_models(pipeline: pt.Transformer) -> list[Any]:
     """Return the transformers of this package in a pipeline that have a key, from first to last."""
-    # A text loader has none, because the texts count where they are read.
-    stages = (stage for stage in stages_of(pipeline) if not hasattr(stage, "documents") or hasattr(stage, "describe"))
-    return [stage for stage in stages if _is_ours(type(stage)) and _has_parts(stage)]
+    return [stage for stage in stages_of(pipeline) if _is_ours(type(stage)) and _has_parts(stage)]
 
 
 def model_keys(pipeline: pt.Transformer, *, without: Collection[str] = ()) -> list[str | None]:

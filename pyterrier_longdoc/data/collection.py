@@ -30,7 +30,6 @@ GOLD_COLUMNS = {
 """Columns of `PositionedCollection.gold` and their types."""
 
 
-@dataclass(eq=False, repr=False)
 class TextLoader(pt.Transformer):
     """Adds the text of each document to a frame with a ``docno`` column.
 
@@ -43,11 +42,17 @@ class TextLoader(pt.Transformer):
         ['a long document']
     """
 
-    documents: Documents
-    fields: list[str]
-    name: str = ""
-    verbose: bool = False
-    papers: tuple[str, ...] | None = None  # not empty, because PyTerrier treats an empty tuple as transformers
+    # No dataclass, which would have a key: texts count where they are read.
+    def __init__(
+        self,
+        documents: Documents,
+        fields: list[str],
+        name: str = "",
+        verbose: bool = False,
+        papers: tuple[str, ...] | None = None,
+    ) -> None:
+        self.documents, self.fields, self.name, self.verbose = documents, fields, name, verbose
+        self.papers = papers  # not empty, because PyTerrier treats an empty tuple as transformers
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Add the fields; raise KeyError if a docno is not in the collection."""

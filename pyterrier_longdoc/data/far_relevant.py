@@ -100,11 +100,17 @@ def far_relevant(
     check_arguments("str", "far_relevant", choices=("raise", "skip"), unfit=unfit)
     count = token_counter(tokenizer)
     source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
-    pool = PassagePool(source, count=count, text_field=text_field, docnos=set(relevant["docno"]))
+    longest, qid_of = max_doc_len - min_offset, dict(zip(relevant["docno"], relevant["qid"], strict=True))
+
+    def check(docno: str, tokens: int) -> None:
+        if unfit == "raise" and not 1 <= tokens <= longest:
+            raise _misfit(docno, qid_of[docno], f"{tokens} tokens, not 1 to {longest}")
+
+    pool = PassagePool(source, count=count, text_field=text_field, docnos=qid_of, check=check)
     relevant = pool.locate(relevant)
     labels = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
     qids_of: dict[Any, list[str]] = labels.groupby("digest", sort=False)["qid"].agg(list).to_dict()
-    usable = _usable_passages(relevant, max_doc_len - min_offset, unfit)
+    usable = _usable_passages(relevant, longest, unfit)
     docnos = usable["qid"] + "_" + usable["docno"]
     if docnos.duplicated().any():
         duplicate = docnos[docnos.duplicated()].iloc[0]
@@ -138,15 +144,21 @@ def far_relevant(
 
 def _usable_passages(relevant: pd.DataFrame, longest: int, unfit: str) -> pd.DataFrame:
     """Return the relevant passages that fit into documents; of those with the same text, the first."""
-    misfits = relevant[~relevant["tokens"].between(1, longest)]
-    if len(misfits) and (unfit == "raise" or len(misfits) == len(relevant)):
-        first = misfits.iloc[0]
-        size = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
-        raise ValueError(
-            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {size}, not 1 to {longest} "
-            f"({len(misfits)} of {len(relevant)} are unfit); set unfit='skip' to leave such passages out"
-        )
-    return relevant.drop(misfits.index).drop_duplicates(["qid", "digest"])
+    missing = relevant[relevant["passage"] < 0]
+    if len(missing) and unfit == "raise":
+        raise _misfit(missing["docno"].iloc[0], missing["qid"].iloc[0], "it is not in the collection")
+    usable = relevant[relevant["tokens"].between(1, longest)]
+    if usable.empty:
+        count = len(relevant)
+        raise ValueError(f"{count} of {count} relevant passages are unfit: none has 1 to {longest} tokens")
+    return usable.drop_duplicates(["qid", "digest"])
+
+
+def _misfit(docno: str, qid: str, why: str) -> ValueError:
+    """Return the error for a relevant passage that cannot be used."""
+    return ValueError(
+        f"relevant passage {docno!r} of topic {qid!r} is unfit: {why}; set unfit='skip' to leave such passages out"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -79,7 +79,7 @@ class TextSpool:
 class PassagePool(TextSpool):
     """A passage collection that is read once; docnos and texts are stored on disk, the rest in memory.
 
-    `locate` can find the passages in `docnos`.
+    `locate` can find the passages in `docnos`; `check` gets their names and lengths in tokens as they are read.
 
     Attributes:
         tokens: `(P,)` int32, the length of each passage in tokens.
@@ -94,6 +94,7 @@ class PassagePool(TextSpool):
         count: Counter,
         text_field: str | Sequence[str] = "text",
         docnos: Container[str] = (),
+        check: Callable[[str, int], None] = lambda docno, tokens: None,
     ) -> None:
         self._index_of: dict[str, int] = {}
         tokens, characters, digests = array("i"), array("i"), array("q")
@@ -101,10 +102,13 @@ class PassagePool(TextSpool):
         def rows() -> Iterator[tuple[str, str]]:
             pairs = (docno_and_text(document, text_field) for document in documents)
             while batch := list(islice(pairs, _BATCH)):
-                tokens.extend(count([text for _, text in batch]))
-                for docno, text in batch:
-                    if docno in docnos and self._index_of.setdefault(docno, len(characters)) != len(characters):
-                        raise ValueError(f"docno {docno!r} must be unique, but passages has it twice")
+                sizes = count([text for _, text in batch])
+                tokens.extend(sizes)
+                for (docno, text), size in zip(batch, sizes, strict=True):
+                    if docno in docnos:
+                        check(docno, size)
+                        if self._index_of.setdefault(docno, len(characters)) != len(characters):
+                            raise ValueError(f"docno {docno!r} must be unique, but passages has it twice")
                     characters.append(len(text))
                     digests.append(digest(text))
                 yield from batch

@@ -22,6 +22,7 @@ from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, PairInputs, Settings
 from .readers import Reader
+from .runtimes import has_hooks
 from .tokens import serialized
 from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
 from .windows import windows_to_config
@@ -354,8 +355,10 @@ class Model(nn.Module):
         """Return everything on which scores depend apart from query and text, JSON-able: reader, weights and precision.
 
         Raises:
-            NoKeyError: if a step of the tokenizer is Python code, whose changes cannot be detected.
+            NoKeyError: if a step of the tokenizer is Python code, or a module has hooks.
         """
+        if has_hooks(self):
+            raise NoKeyError("its modules have hooks, whose changes cannot be detected")
         tokenizer = serialized(self.tokenizer.backend_tokenizer)
         if tokenizer is None:
             raise NoKeyError("a step of its tokenizer is Python code, whose changes cannot be detected")

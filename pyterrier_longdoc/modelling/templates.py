@@ -328,7 +328,12 @@ def seams(tokenizer: Any, pieces: Sequence[str], *, heads: bool = False) -> Seam
 
 
 def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
-    """Return the tokens of a prefix, and the white space to put before a text after it."""
+    """Return the tokens of a prefix, and the white space to put before a text after it.
+
+    A byte-level tokenizer of words begins a word's token with the space before it, so that this space belongs to the
+    text. Later windows of a text begin with their own tokens: one that begins with a word has its space, one that
+    begins inside a word or at a punctuation mark follows the prefix without a space.
+    """
     around = seams(tokenizer, (prefix, ""))
     if around.apart:
         logger.warning("prefix %r is tokenized separately from the text after it: end it with a space", prefix)
@@ -359,9 +364,11 @@ def _seams(tokenizer: Any, pieces: Sequence[str], heads: bool) -> Seams | None:
         first, last = slot_tokens[0], slot_tokens[-1]
         if (string[offsets[first][0] : start] + string[end + len(trail) : offsets[last][1]]).strip():
             return None
-        # SentencePiece makes the space before a word a token of its own if it lacks the piece of both.
-        after_space = first > piece_start and string[offsets[first - 1][0] : start] in ("", " ")
-        said, starts = head + probe + trail, range(first - after_space, first + 1)
+        said, starts = head + probe + trail, [first]
+        if first > piece_start and string[offsets[first - 1][0] : start] in ("", " "):
+            # A space that is a token of its own belongs to the template if that is so before every word, and to the
+            # slot if the tokenizer only lacks the piece of a space and the probe.
+            starts.insert(0 if _joins(tokenizer, ids[first - 1]) else 1, first - 1)
         content = _content(tokenizer, piece[: len(piece) - len(head)], said, ids[: last + 1], starts)
         if content is None:
             return None
@@ -370,6 +377,12 @@ def _seams(tokenizer: Any, pieces: Sequence[str], heads: bool) -> Seams | None:
         slots.append(Slot("", lead + head, trail) if head else Slot(lead, "", trail))
         piece_start = last + 1
     return Seams([*surroundings, ids[piece_start:]], slots)
+
+
+def _joins(tokenizer: Any, space: int) -> bool:
+    """Tell whether a tokenizer has pieces of a space and the characters after it, given the id of its space."""
+    piece = tokenizer.convert_ids_to_tokens(space)
+    return any(token.startswith(piece) and token.strip(piece) for token in tokenizer.get_vocab())
 
 
 def _content(tokenizer: Any, piece: str, probe: str, ids: list[int], starts: Iterable[int]) -> tuple[int, str] | None:

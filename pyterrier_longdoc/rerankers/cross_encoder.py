@@ -86,8 +86,9 @@ class CrossEncoder(Reranker, pt.Estimator):
             or the name of another layout in `presets`.
         score_cache: a file that stores scores by weights, settings, query and text. A second run over the same texts
             reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
-            cache is not used with `explain` or for the validation in `fit`. Changes of weights through `.data` are not
-            detected: use `torch.no_grad()`.
+            cache is not used with `explain`, for the validation in `fit`, or for models with hooks. Changes of weights
+            through `.data` are not detected (use `torch.no_grad()`), and neither are those of other attributes of
+            modules, such as `LayerNorm.eps`: use another file.
         training: the recipe for `fit`; None for `TrainingArgs()`. `load` restores that of the last `fit`.
 
     Example:
@@ -413,7 +414,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         The quantization is calibrated once, on windows of these candidates; equal calls give equal scores. Other sizes
         of batches may change single scores by rounding, those of the packaged MaxP by up to .01 (.3 % of their standard
         deviation). Scores differ from those in float32 in the second digit. `coverage.dtype` is `"int8"`. The copy can
-        be saved but not trained.
+        be saved but not trained. It computes the backbone as it was: later changes of weights and hooks raise an error,
+        those of other attributes of modules, such as `LayerNorm.eps`, have no effect.
 
         Args:
             candidates: as for `transform`.

@@ -78,7 +78,7 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
         size = len(maxp.model.reader.tokenize([row["text"]])[0])
         if args.tokens <= size < 2 * args.tokens and len(texts) < args.documents:
             texts, tokens = [*texts, row["text"]], tokens + size
-    queries = dataset.get_topics("test")["query"].head(args.queries).tolist()
+    queries = dataset.get_topics("test" if "test" in dataset.splits else None)["query"].head(args.queries).tolist()
     models: dict[str, Callable[[], Any]] = {
         "MaxP": lambda: maxp,
         f"MaxP, best {READ} windows": lambda: best_maxp,

@@ -11,6 +11,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.key import NoKeyError, description, frame_digest, key, own_models
+from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.listwise import CallableBackend, Pointwise, RankGPT
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.repeat import FoldModels
@@ -66,7 +67,7 @@ def test_own_models_are_found_everywhere_in_a_pipeline(cross_encoder):
     folds = FoldModels([one, other], [["1"], ["2"]], TEXTS)
     pipeline = (z := ld.ZScore()) + 2 * (pt.apply.generic(len) >> calibrated % 3) + pt.Transformer.identity() + folds
     assert own_models(pipeline) == [z, calibrated, one, one, other]
-    assert own_models(pt.Transformer.identity()) == []
+    assert own_models(pt.Transformer.identity() >> TextLoader({}, ["text"])) == []
 
 
 # A user's functions and classes.

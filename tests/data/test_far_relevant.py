@@ -191,6 +191,20 @@ def test_wrong_arguments_and_passages_are_named(arguments, message):
         list(build(**arguments).corpus)
 
 
+def test_an_unfit_passage_is_refused_before_the_others_are_read():
+    read = []
+
+    class Source:
+        def __iter__(self):
+            for row in [{"docno": "p0", "text": "word " * 50}, *passages(9999)[1:]]:
+                read.append(row)
+                yield row
+
+    with pytest.raises(ValueError, match=r"'p0'.*50 tokens.*unfit='skip'"):
+        build(passages=Source())
+    assert len(read) < 5000
+
+
 def test_unfit_skip_leaves_out_passages_that_do_not_fit():
     source = [{"docno": "p0", "text": ""}, {"docno": "p1", "text": "word " * 50}, *passages()[3:]]
     collection = build(passages=source, unfit="skip")

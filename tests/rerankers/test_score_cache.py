@@ -206,6 +206,16 @@ def test_scores_of_a_function_without_identity_are_not_stored(path, results):
     assert not path.exists()
 
 
+def test_scores_of_a_model_with_hooks_are_not_stored(path, results):
+    model = make("MaxP", score_cache=path)
+    model(results)
+    model.model.encoder.backbone.encoder.layer[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.warns(UserWarning, match="hooks"):
+        changed = scores(model, results)
+    assert len(Store(path)) == 5
+    assert np.abs(changed - scores(make("MaxP"), results)).max() > 1e-3
+
+
 def test_the_keys_of_pairs_separate_query_and_text():
     pairs = [("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), ("ab", "c")]
     *keys, again = keys_of_pairs("f", *zip(*pairs, strict=True))

@@ -38,10 +38,10 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _PATTERN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def byte_tokenizer(*, begin: bool = False) -> PreTrainedTokenizerFast:
+def byte_tokenizer(*, begin: bool = False, words: bool = True) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer as language models have it: no special tokens around two texts, or each begun anew.
 
-    Tokens begin with the space before their word.
+    Tokens begin with the space before their word, or (without `words`) every byte is a token.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -53,10 +53,10 @@ def byte_tokenizer(*, begin: bool = False) -> PreTrainedTokenizerFast:
     core.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=500 if words else 0, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
-    words = " ".join(tiny.WORDS)
-    core.train_from_iterator([f"{words}?\n{words}.\n yes no\n: {words}", "yes no yes no"] * 4, trainer)
+    all_words = " ".join(tiny.WORDS)
+    core.train_from_iterator([f"{all_words}?\n{all_words}.\n yes no\n: {all_words}", "yes no yes no"] * 4, trainer)
     if begin:
         bos = SPECIALS[0]
         core.post_processor = processors.TemplateProcessing(
