@@ -75,21 +75,24 @@ def final_answer(reply: str) -> str:
 
 
 def find_verdict(reply: str, words: Sequence[str]) -> tuple[str, int] | None:
-    """Return the only one of these words in the answer after the reasoning, and where it is in the reply.
+    """Return the one of these words that the answer after the reasoning consists of, and where it is in the reply.
 
-    None if there is none or several, because a reply that discusses both is no verdict.
+    Marks around the word and a label before it, as in `Answer: **true**.`, are ignored. None for anything else, such as
+    `not true`, a number with a sign or a fraction, or both words.
 
     Example:
         >>> find_verdict("It may be false.</think> True.", ("true", "false"))
         ('true', 25)
     """
     answer = final_answer(reply)
-    start = reply.rindex(answer)
-    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
-    found = list(pattern.finditer(answer))
-    if len({match[0].casefold() for match in found}) != 1:
+    pattern = re.compile(
+        rf"\W*(?:[\w ]{{1,30}}:\W*)?(?<![-\u2212.])({'|'.join(map(re.escape, words))})\W*", re.IGNORECASE
+    )
+    found = pattern.fullmatch(answer)
+    if found is None:
         return None
-    return next(word for word in words if word.casefold() == found[0][0].casefold()), start + found[0].start()
+    word = next(word for word in words if word.casefold() == found[1].casefold())
+    return word, reply.rindex(answer) + found.start(1)
 
 
 def token_of_verdict(written: Sequence[str], words: Sequence[str]) -> int | None:

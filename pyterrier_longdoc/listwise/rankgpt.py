@@ -73,7 +73,8 @@ class RankGPT(LLMReranker):
     Attributes:
         coverage: how much of the documents was in the prompts of the last `transform`; None before.
         counts: one row per query of the last `transform`, with `qid`; `llm_prompts`; `llm_rounds`, which depend on each
-            other; `llm_missing` documents left out of replies, which keep their order below the others;
+            other; `llm_missing` documents left out of replies, which keep their order below the others (none where
+            the schedule needs only the best);
             `llm_duplicates`, repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking;
             `llm_retries`, calls after those; and `llm_failed` prompts without a readable reply. None before.
 

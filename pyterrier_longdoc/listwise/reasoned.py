@@ -10,7 +10,6 @@ from typing import ClassVar
 from ..common.arguments import argument
 from .answer_forms import logprob
 from .backends import Reply
-from .client import describe_failure
 from .parsing import find_verdict
 from .pointwise import Pointwise
 from .prompts import Message
@@ -34,9 +33,10 @@ class ReasonedPointwise(Pointwise):
     """Scores each document separately by the verdict that a language model writes after its reasoning.
 
     Source: Rank1 (Weller et al. 2025, arXiv 2502.18418). The model writes `<think>...</think>` and then true or false,
-    or a grade; the prompt is this package's. The verdict is read after the last closing tag, or inside the last
-    `<answer>`. The score is log p(true) - log p(false) at the token of the verdict, or the expected grade. If the
-    backend returns no log-probabilities, it is 1 for true and -1 for false, or the grade itself.
+    or a grade; the prompt is this package's. The verdict is what follows the last closing tag, or is inside the last
+    `<answer>`. The score is log p(true) - log p(false) at the token of the verdict, or the expected grade. It is 1 for
+    true and -1 for false, or the grade itself, if the backend returns no log-probabilities or the verdict is no single
+    token of the model.
 
     Reasoning takes hundreds of tokens for each document: raise the backend's limit, e.g.
     `parameters={"max_tokens": 4096}` (`max_new_tokens` for `HuggingFaceBackend`), and keep the replies in the cache of
@@ -69,7 +69,7 @@ class ReasonedPointwise(Pointwise):
 
     _: KW_ONLY
     request: str = argument(TRUE_FALSE, role="input")
-    words: tuple[str, str] = argument(("true", "false"), role="head")
+    words: tuple[str, str] = argument(("true", "false"), role="head", needs={"grades": None})
 
     @property
     def _answers(self) -> Sequence[str]:
@@ -79,24 +79,27 @@ class ReasonedPointwise(Pointwise):
         return self.client.verdict(qid, messages, self._answers, self.top_logprobs)
 
     def _value(self, reply: Reply) -> float:
-        answers, logprobs = self._answers, reply.logprobs
+        answers = self._answers
         verdict = None if reply.problem else find_verdict(reply.text, answers)
         if verdict is None:
             return math.nan
-        if logprobs:
+        logprobs = {token: value for token, value in (reply.logprobs or {}).items() if math.isfinite(value)}
+        number, found = answers.index(verdict[0]), [logprob(logprobs, word, fold=True) for word in answers]
+        if math.isfinite(found[number]):
             least = min(logprobs.values())
-            return self._combined([max(logprob(logprobs, word, fold=True), least) for word in answers])
-        number = answers.index(verdict[0])
+            return self._combined([max(value, least) for value in found])
         return float(number) if self.grades else 1.0 - 2.0 * number
 
     def _failure(self, reply: Reply) -> str:
-        return f"{describe_failure('verdict', [reply])}. Change request=, raise the backend's limit of tokens"
+        problem = reply.problem or repr(reply.text[-200:])
+        return f"no verdict in the reply: {problem}. Change request=, raise the backend's limit of tokens"
 
     def _check(self) -> None:
         super()._check()
         words = self.words
         is_pair = isinstance(words, tuple | list) and len(words) == 2
-        if not is_pair or not all(isinstance(word, str) and word.isalnum() for word in words):
+        is_pair = is_pair and all(isinstance(word, str) and word.isalnum() for word in words)
+        if not is_pair or words[0].casefold() == words[1].casefold():
             raise ValueError(f"words={words!r} must be two words, such as ('true', 'false')")
 
     def _check_backend(self) -> None:

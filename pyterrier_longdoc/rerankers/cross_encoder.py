@@ -278,12 +278,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             return score_with_cache(self, model, queries, texts, bar)
         return model.score(queries, texts, explain=self.explain, bar=bar)
 
-    def fuse_feature_union(self, other: pt.Transformer, is_left: bool) -> pt.Transformer | None:
-        """Encode windows once in `MaxP(...) ** SumP(...)`, if both have the same checkpoint and windows."""
-        from .features import fused
-
-        return fused(self, other) if is_left else fused(other, self)
-
     # Training.
 
     def fit(

@@ -38,6 +38,8 @@ def grade_in(messages) -> int:
         ("It may be false.</think>\n\nFalse.", "false"),
         ("<think>a</think>It is<think>false?</think> <answer>TRUE</answer> as I said", "true"),
         ("true", "true"),
+        ("</think>\n**Answer:** True.", "true"),
+        ("</think> It is not true.", None),
         ("<think>It is true", None),
         ("</think> true or false", None),
         ("</think> untrue", None),
@@ -77,10 +79,31 @@ def test_a_reply_without_a_verdict_is_reported_and_can_be_put_last():
     assert order(out)[-1] == "d2"
 
 
-@pytest.mark.parametrize("words", [("true",), "ab", ("true", "not relevant")])
+@pytest.mark.parametrize("reply", ["</think> 2.5", "</think> -1", "</think> 1/3", "</think> 7"])
+def test_other_numbers_are_no_grades(reply):
+    assert find_verdict(reply, [str(grade) for grade in range(4)]) is None
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "score"),
+    [
+        ({"ir": -0.01, "relevant": -4.0, "x": -20.0}, -1.0),  # the verdict has several tokens
+        ({"irrelevant": -1.0, "relevant": -math.inf, "x": -3.0}, -2.0),
+    ],
+)
+def test_log_probabilities_count_if_the_verdict_is_among_them(logprobs, score):
+    model = ReasonedPointwise(
+        lambda _: Reply("</think> irrelevant", logprobs=logprobs), words=("relevant", "irrelevant")
+    )
+    assert model(candidates(documents=1))["score"].tolist() == [score]
+
+
+@pytest.mark.parametrize("words", [("true",), "ab", ("true", "not relevant"), ("true", "True")])
 def test_words_are_two(words):
     with pytest.raises(ValueError, match="words="):
         ReasonedPointwise(len, words=words)
+    with pytest.raises(ValueError, match="words="):
+        ReasonedPointwise(len, words=("a", "b"), grades=3)
 
 
 # Servers.
@@ -130,7 +153,7 @@ def test_a_local_model_gives_the_log_probabilities_at_its_verdict(tmp_path, monk
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     tokenizer.save_pretrained(folder)
     words = ("dog", "cat")
-    written = tokenizer("the cat </think> the dog", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    written = tokenizer("the cat </think> dog", add_special_tokens=False, return_tensors="pt")["input_ids"]
     assert "</think>" in tokenizer.decode(written[0])
 
     backend = HuggingFaceBackend(folder, parameters={"max_new_tokens": 50, "stop_strings": ["snow"]}, device="cpu")

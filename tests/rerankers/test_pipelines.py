@@ -15,8 +15,6 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
 from pyterrier_longdoc.listwise import Reply
-from pyterrier_longdoc.modelling.model import Model
-from pyterrier_longdoc.rerankers.features import SharedWindows
 from pyterrier_longdoc.training import TeacherScores
 
 from ..support import terrier, tiny
@@ -104,45 +102,6 @@ def test_a_tree_of_equal_stages_runs_each_once(results, monkeypatch):
     expected = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"])
     assert list(filter(None, calls)) == [len(CANDIDATES)] * 3
     pd.testing.assert_frame_equal(table, expected)
-
-
-def test_features_of_the_same_windows_are_encoded_once(results, monkeypatch):
-    windows = ld.SlidingWords(4, 2)
-    models = [make(name, window_size=150, stride=100, windows=windows) for name in ("MaxP", "SumP", "KMaxP")]
-    models.append(make("AvgP", window_size=None, windows=windows))
-    plain = models[0] ** models[1] ** models[2] ** models[3]
-    compiled = plain.compile()
-    assert isinstance(compiled, SharedWindows)
-    expected, frame = plain(CANDIDATES), CANDIDATES.copy()
-    encoded = []
-    encode = Model.encode
-    monkeypatch.setattr(Model, "encode", lambda self, *args: encoded.append(1) or encode(self, *args))
-    found = compiled(CANDIDATES)
-    assert len(encoded) == 1
-    assert CANDIDATES.equals(frame)
-    assert list(found.columns) == list(expected.columns)
-    np.testing.assert_allclose(np.stack(found["features"]), np.stack(expected["features"]), atol=1e-5)
-    assert str(models[3].coverage) == str(models[0].coverage)
-    assert list(compiled(CANDIDATES.head(0)).columns) == list(plain(CANDIDATES.head(0)).columns)
-    models[1].training = ld.TrainingArgs(max_steps=1)
-    models[1].fit(CANDIDATES, QRELS)  # has weights of its own now: computed one by one
-    np.testing.assert_allclose(np.stack(compiled(CANDIDATES)["features"]), np.stack(plain(CANDIDATES)["features"]))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: make("MaxP", window_size=12),
-        lambda: make("SumP", text_field="title"),
-        lambda: make("SumP", explain=True),
-        lambda: make("PARADE-transformer"),
-        lambda: make("BiEncoder-max"),
-        lambda: pt.Transformer.identity(),
-    ],
-)
-def test_features_of_other_windows_are_not_fused(other):
-    for union in (make("MaxP") ** other(), other() ** make("MaxP")):
-        assert type(union.compile()) is type(union)
 
 
 def test_pipeline_operators_combine_the_scores_of_models(loaded, all_loaded):
