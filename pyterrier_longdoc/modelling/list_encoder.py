@@ -10,6 +10,7 @@ Shapes: P documents, of one query in inference; n documents of a context, H widt
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -21,7 +22,7 @@ from safetensors import safe_open
 from torch import nn
 
 from ..common.coverage import Coverage
-from ..common.frames import Document, Question, Text, join_lines, words_of_query
+from ..common.frames import Instructed, Question, Text, join_lines, words_of_query
 from ..common.hub import find_file, reachable, refuse_pointer
 from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, load_encoder
@@ -55,10 +56,10 @@ _END = f"<query>\n{{query}}{QUERY_MARKER}\n</query><|im_end|>\n<|im_start|>assis
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Document):
-    """A text that is read together with the other candidates of its query."""
+class ListQuery(Instructed):
+    """The query of a list; equal words with another qid are another list."""
 
-    qid: str = ""
+    qid: str
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,11 @@ def load_list_backbone(name: str, *, seed: int, trust_remote_code: bool = False)
     """
     name = reachable(encoder_folder(name))
     backbone = load_encoder(name, trust_remote_code=trust_remote_code)
-    if backbone.family.kind != "decoder":
+    family = backbone.family
+    if family.kind != "decoder" or not family.arguments.get("is_causal", True):
         raise ValueError(
-            f"ListReranker needs jinaai/jina-reranker-v3 or another language model that reads from left to right, but "
-            f"{name!r} is a {backbone.family.name}"
+            f"ListReranker needs jinaai/jina-reranker-v3 or another language model that reads from left to right (not "
+            f"one with is_causal: false), but {name!r} is a {family.name}"
         )
     tokenizer, matrices = backbone.tokenizer, _projection(name)
     missing = [marker for marker in (DOCUMENT_MARKER, QUERY_MARKER) if marker not in tokenizer.get_vocab()]
@@ -135,10 +137,10 @@ def lists(queries: Sequence[Question], texts: Sequence[Text], **limits: Any) -> 
 
     Rows of a query with equal texts are one document. Limits of blocks do not apply.
     """
-    rows_of: dict[tuple[str, Question], dict[Text, list[int]]] = {}
+    rows_of: dict[Question, dict[Text, list[int]]] = {}
     for row, (query, text) in enumerate(zip(queries, texts, strict=True)):
-        rows_of.setdefault((getattr(text, "qid", ""), query), {}).setdefault(text, []).append(row)
-    for (_, query), documents in sorted(rows_of.items(), key=lambda item: -sum(map(len, item[1]))):
+        rows_of.setdefault(query, {}).setdefault(text, []).append(row)
+    for query, documents in sorted(rows_of.items(), key=lambda item: -sum(map(len, item[1]))):
         yield Block([query] * len(documents), list(documents), list(documents.values()))
 
 
@@ -161,43 +163,62 @@ class ListReader(Reader):
         return Specials()
 
     def adapt(self) -> tuple[Windows, int | None]:
-        """See the base class; the longest query, twice, and the longest document must fit into a context."""
+        """See the base class; instruction, the longest query, twice, and the longest document must fit together."""
         settings, query = self.settings, self.settings.max_query_len or 0
-        room = (self.longest or sys.maxsize) - len(self.ids("", [""])) - 2 * query - settings.repeat_tokens
-        if settings.longest_passage > room:
+        prompt = len(self.ids("", [""], settings.instruction))
+        if settings.longest_passage + settings.repeat_tokens + prompt + 2 * query > (self.longest or sys.maxsize):
             raise ValueError(
-                f"max_doc_len={settings.longest_passage} and, twice, max_query_len={query} do not fit into the "
-                f"{self.longest} tokens of the backbone: lower them"
+                f"max_doc_len={settings.longest_passage}, twice max_query_len={query} and the prompt with the "
+                f"instruction do not fit into the {self.longest} tokens of the backbone: lower or shorten them"
             )
         selected = 1 if settings.preselect is None else settings.preselect.k
         return settings.windows.resized(settings.longest_passage // selected), query
 
     def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
-        """Return the tokens of queries, with their instructions."""
-        keys = [(words_of_query(query), self.instruction_of(query)) for query in queries]
-        tokens = self.truncated_queries([text for text, _ in keys], self.query_lead)
-        made = {key: replace(tokens[key[0]], instruction=key[1]) for key in dict.fromkeys(keys)}
-        return [made[key] for key in keys]
+        """Return the tokens of queries, with their instructions; only equal queries share one object."""
+        tokens = self.truncated_queries(list(map(words_of_query, queries)), self.query_lead)
+        made = {
+            query: replace(tokens[words_of_query(query)], instruction=self.instruction_of(query))
+            for query in dict.fromkeys(queries)
+        }
+        return [made[query] for query in queries]
 
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return an empty input, because a window is no input of its own."""
         return Input(NOTHING, (0, 0), (0, 0))
 
-    def contexts(self, pairs: Sequence[PairInputs]) -> Iterator[Sequence[PairInputs]]:
-        """Divide the documents of a query into contexts by the published rule.
+    def contexts(self, pairs: Sequence[PairInputs]) -> Iterator[Input]:
+        """Return the contexts of the documents of a query: those of the published rule, or shorter ones that fit."""
+        longest = self.longest or sys.maxsize
+        while pairs:
+            number = self.published_number(pairs)
+            context = self.input_of(pairs[:number])
+            if len(context) > longest:
+                number = bisect_right(range(1, number), longest, key=lambda fewer: len(self.input_of(pairs[:fewer])))
+                context = self.input_of(pairs[: number or 1])
+            if not number:
+                raise ValueError(
+                    f"a document of the query {pairs[0].query.text!r} needs a context of {len(context)} tokens with "
+                    f"query, instruction and prompt, but the backbone takes {longest}: lower max_doc_len or "
+                    f"max_query_len, or shorten the instruction"
+                )
+            yield context
+            pairs = pairs[number:]
+
+    def published_number(self, pairs: Sequence[PairInputs]) -> int:
+        """Return how many documents the first context has by the published rule.
 
         A context is full when it has `block_size` documents, or when the longest possible document might not fit any
         more. The words of the prompt do not count.
         """
-        settings, start = self.settings, 0
-        capacity = (self.longest or sys.maxsize) - 2 * pairs[0].query.tokens_read
-        reserve, left = settings.longest_passage + settings.repeat_tokens, capacity
-        for end, pair in enumerate(pairs, start=1):
+        settings = self.settings
+        left = (self.longest or sys.maxsize) - 2 * pairs[0].query.tokens_read
+        for number, pair in enumerate(pairs, start=1):
             title = pair.text.title
             left -= pair.row.tokens_read + (0 if title is None else title.tokens_read)
-            if end - start >= settings.block_size or left <= reserve or end == len(pairs):
-                yield pairs[start:end]
-                start, left = end, capacity
+            if number >= settings.block_size or left <= settings.longest_passage + settings.repeat_tokens:
+                return number
+        return len(pairs)
 
     def input_of(self, pairs: Sequence[PairInputs]) -> Input:
         """Return the context of some documents of a query."""
@@ -225,12 +246,12 @@ class ListReader(Reader):
         selects = self.settings.preselect is not None
         if pair.row.tokens_read == pair.row.tokens:
             part = text.text
-        elif len(spans) == 1 and not selects:
+        elif not selects:
             part = text.text[: text.characters(spans[0])[1]]
         else:
             numbers = list(range(len(spans)))
             chosen = ChosenPassages(text.text, list(map(text.characters, spans)), numbers, is_complete=False)
-            part = chosen.excerpt(numbers, ends=selects)
+            part = chosen.excerpt(numbers, ends=True)
         return join_lines("" if text.title is None else text.title.text, part)
 
     def describe(self) -> dict[str, Any]:
@@ -266,14 +287,14 @@ class ListEncoder(WindowEncoder):
 
     def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **options: Any) -> Encoded:
         """Encode P documents; adjacent ones of one query are a list."""
-        order, contexts = list[int](), list[list[Sequence[PairInputs]]]()
+        order, contexts = list[int](), list[list[Input]]()
         for _, run in groupby(range(len(pairs)), key=lambda number: id(pairs[number].query)):
             numbers = list(run)
             if self.training:
                 numbers = [numbers[place] for place in torch.randperm(len(numbers)).tolist()]
             order += numbers
             contexts.append(list(self.reader.contexts([pairs[number] for number in numbers])))
-        inputs = [self.reader.input_of(context) for of_list in contexts for context in of_list]
+        inputs = [context for of_list in contexts for context in of_list]
         kept = [np.isin(one.ids, self.reader.markers) for one in inputs]
         vectors = iter([self.representation(states).float() for states in self.token_states(inputs, coverage, kept)])
         queries, documents = list[torch.Tensor](), list[torch.Tensor]()

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import argument
-from ..common.frames import Text, as_document, as_strings, first_stage_order, validated
+from ..common.frames import Question, as_strings, first_stage_order, validated, words_of_query
 from ..common.warnings import warn_once
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
-from ..modelling.list_encoder import Candidate, ListEncoder, ListSettings, load_list_backbone
+from ..modelling.list_encoder import ListEncoder, ListQuery, ListSettings, load_list_backbone
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import SentenceWindows, WholeText, Windows
 from ..training import TrainingArgs
@@ -32,12 +32,15 @@ class ListReranker(CrossEncoder):
     `score = cos(q, d)`, where `q` and `d` are projected states of the tokens that end the query and the document in
     `query, instruction, documents, query`. One pass scores up to `block_size` documents, and each document also sees
     the query and the documents before it. So a score depends on the other candidates and on their order, which is that
-    of the first stage: by descending `score`, ascending `rank` and `docno`. The order of rows does not matter. Rows of
-    a query with equal texts are one document.
+    of the first stage: by descending `score`, ascending `rank` and `docno` (as text: `"d10"` before `"d2"`). Without
+    the columns `score` and `rank`, `docno` alone orders them. The order of rows counts only where all of these are
+    equal. Rows of a query with equal texts are one document.
 
     A query's candidates are only divided by the published rule: a context is full when it has `block_size` documents,
     or when the maximum input length of the backbone, minus the tokens of its documents and twice those of the query, is
-    at most `max_doc_len`. Documents are then compared with the mean of the query's vectors in all contexts, weighted by
+    at most `max_doc_len`. This does not count the prompt, the marks of documents and the instruction. If a context
+    would exceed the maximum with them, it ends earlier, with as many documents as fit; a document that does not even
+    fit alone is an error. Documents are compared with the mean of the query's vectors in all contexts, weighted by
     `(1 + s) / 2` for the best cosine s in each. Keep all candidates of a query in one frame, as `ld.distributed` and
     `ld.rerank_to_disk` do. Batches of rows, such as those of `pt.apply.generic(..., batch_size=...)`, may cut a query
     apart, which a warning reports if the ranks show it. Cutoffs are possible before (`bm25 % 100`) and after.
@@ -54,7 +57,8 @@ class ListReranker(CrossEncoder):
         instruction: an instruction in the prompt; empty for none.
         max_doc_len: the maximum number of tokens of a document in a context. Without `preselect`, this is its
             beginning; with `preselect`, its selected windows, joined in document order with `[...]` for omitted text.
-        windows: the windows from which `preselect` selects. Default: as many whole sentences as fit into 63 tokens.
+        windows: the windows from which `preselect` selects; refused without it. Default: as many whole sentences as fit
+            into 63 tokens.
         max_query_len: truncates queries to this many tokens.
         temperature: the cosines are divided by it in `fit`; 0.05 in the second stage of the authors' training.
         batch_size: the maximum number of contexts in a batch.
@@ -98,6 +102,9 @@ class ListReranker(CrossEncoder):
         self.refuse("layout", "template", "pooling", why="has its own prompt")
         self.refuse("explain", why="scores documents, not windows")
         self.refuse("score_cache", why="scores lists, and a cache stores scores of single documents")
+        if self.preselect is None:
+            why = "reads the beginning of a document, up to max_doc_len, unless preselect selects windows"
+            self.refuse("windows", "max_windows", "selection", why=why)
         largest, selected = self.make_windows().largest or 1, 1 if self.preselect is None else self.preselect.k
         if largest * selected > self.max_doc_len:
             raise ValueError(
@@ -118,12 +125,8 @@ class ListReranker(CrossEncoder):
         )
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """As `CrossEncoder.transform`; ValueError for a qid with several queries."""
+        """As `CrossEncoder.transform`; ValueError for a qid with several queries or instructions."""
         validated(inp, self.text_field, self.text_loader, self)
-        queries = inp.groupby("qid", sort=False)
-        several = queries["query"].nunique(dropna=False) > 1
-        if several.any():
-            raise ValueError(f"qid {several.idxmax()!r} must have the same text in column 'query' in all rows")
         if "rank" in inp.columns and (pd.to_numeric(inp["rank"]).groupby(inp["qid"]).min() > 1).any():
             message = (
                 f"{type(self).__name__}: the first candidates of a query are missing. If its rows were cut into "
@@ -133,7 +136,14 @@ class ListReranker(CrossEncoder):
         order = first_stage_order(inp, "docno")
         return super().transform(inp.iloc[order]).iloc[np.argsort(order)]
 
-    def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
-        texts = map(as_document, super().documents(frame))
-        qids = as_strings(frame["qid"])
-        return [Candidate(each.text, each.repeated, qid) for each, qid in zip(texts, qids, strict=True)]
+    def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
+        """Return the query of each row with its instruction and qid; ValueError if they differ within a qid."""
+        queries, default = super().queries(frame), self.settings().instruction
+        for name in filter(None, ("query", self.instruction_field)):
+            several = frame.groupby("qid", sort=False)[name].nunique(dropna=False) > 1
+            if several.any():
+                raise ValueError(f"qid {several.idxmax()!r} must have the same text in column {name!r} in all rows")
+        return [
+            ListQuery(words_of_query(query), getattr(query, "instruction", default), qid)
+            for query, qid in zip(queries, as_strings(frame["qid"]), strict=True)
+        ]

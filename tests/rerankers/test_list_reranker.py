@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import unittest
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.list_encoder import without_markers
+from pyterrier_longdoc.modelling.list_encoder import ListReader, without_markers
 from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 from pyterrier_longdoc.training import TrainingArgs
 
@@ -49,9 +50,19 @@ def plain_decoder(tmp_path_factory) -> str:
 
 
 def published(
-    folder: str, query: str, texts: list[str], *, instruction: str = "", block: int = 125, longest: int = 64
+    folder: str,
+    query: str,
+    texts: list[str],
+    *,
+    instruction: str = "",
+    block: int = 125,
+    longest: int = 64,
+    sizes: Sequence[int] = (),
 ) -> tuple[np.ndarray, list[int]]:
-    """Scores of the computation in the checkpoint's `modeling.py`, and the number of documents of each context."""
+    """Scores of the computation in the checkpoint's `modeling.py`, and the number of documents of each context.
+
+    With `sizes`, contexts have these numbers of documents instead of those of its rule.
+    """
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     weights = load_file(Path(folder, "model.safetensors"))
     first, second = (weights[f"projector.{place}.weight"] for place in (0, 2))
@@ -84,7 +95,8 @@ def published(
     for text, tokens in (beginning(text, longest) for text in texts):
         contexts[-1].append(text)
         left -= tokens
-        if len(contexts[-1]) == block or left <= longest:
+        full = len(contexts[-1]) == sizes[len(contexts) - 1] if sizes else len(contexts[-1]) == block or left <= longest
+        if full:
             contexts.append([])
             left = context
     contexts = [each for each in contexts if each]
@@ -118,19 +130,21 @@ def ranked(query: str, texts: list[str]) -> pd.DataFrame:
 @pytest.mark.parametrize("instruction", ["", "Prefer long documents."])
 @pytest.mark.parametrize("query", ["old dog", "snow in the city and wind by the long river"])
 @pytest.mark.parametrize(
-    ("number", "words", "context", "block", "contexts"),
+    ("number", "words", "context", "block", "longest", "contexts"),
     [
-        (5, 30, 2048, 125, [5]),
-        (6, 200, 2048, 125, [6]),  # long documents
-        (7, 40, 2048, 3, [3, 3, 1]),
-        (17, 600, 1000, 125, [15, 2]),  # the context is full
+        (5, 30, 2048, 125, 64, [5]),
+        (6, 200, 2048, 125, 64, [6]),  # long documents
+        (7, 40, 2048, 3, 64, [3, 3, 1]),
+        (17, 160, 2400, 125, 1200, [15, 2]),  # the context is full
     ],
 )
-def test_scores_are_those_of_the_published_code(query, instruction, number, words, context, block, contexts, tmp_path):
+def test_scores_are_those_of_the_published_code(
+    query, instruction, number, words, context, block, longest, contexts, tmp_path
+):
     folder, texts = tiny_long.list_encoder(tmp_path, max_position_embeddings=context), texts_of(number, words)
-    expected, sizes = published(folder, query, texts, instruction=instruction, block=block)
+    expected, sizes = published(folder, query, texts, instruction=instruction, block=block, longest=longest)
     assert sizes == contexts
-    model = ld.ListReranker(folder, instruction=instruction, block_size=block, **SMALL)
+    model = ld.ListReranker(folder, instruction=instruction, block_size=block, **{**SMALL, "max_doc_len": longest})
     found = scores(model, ranked(query, texts))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert np.ptp(expected) > 0.01
@@ -164,6 +178,46 @@ def test_markers_in_texts_and_queries_are_not_read(text, jina):
     model = ld.ListReranker(jina, **{**SMALL, "max_query_len": 32})
     expected = scores(model, ranked("a cat", ["a cat", "old dog"]))
     np.testing.assert_allclose(scores(model, ranked(text, [text, "old dog"])), expected, atol=1e-6)
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[tuple[int, int]]:
+    """The number of documents and of tokens of each context that is read."""
+    inputs, read_contexts = list[tuple[int, int]](), ListReader.contexts
+
+    def contexts(reader, pairs):
+        for context in read_contexts(reader, pairs):
+            inputs.append((int((context.ids == reader.markers[0]).sum()), len(context)))
+            yield context
+
+    monkeypatch.setattr(ListReader, "contexts", contexts)
+    return inputs
+
+
+@pytest.mark.parametrize("instruction", ["", "Prefer long documents. " * 20])
+def test_contexts_end_earlier_where_the_published_ones_exceed_the_longest_input(instruction, read, tmp_path):
+    texts = [f"a dog {number} b" for number in range(60)]
+    folder = tiny_long.list_encoder(tmp_path, max_position_embeddings=1500)
+    assert published(folder, "old dog", texts, instruction=instruction)[1] == [60]
+    model = ld.ListReranker(folder, instruction=instruction, **SMALL)
+    found = scores(model, ranked("old dog", texts))
+    numbers, tokens = zip(*read, strict=True)
+    assert sum(numbers) == len(texts)
+    assert max(tokens) <= 1500
+    with_one_more = model.model.reader.ids("old dog", texts[: numbers[0] + 1], instruction)
+    assert len(with_one_more) > 1500
+    expected, _ = published(folder, "old dog", texts, instruction=instruction, sizes=numbers)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_document_that_does_not_fit_with_its_instruction_is_an_error(tmp_path):
+    folder = tiny_long.list_encoder(tmp_path, max_position_embeddings=1000)
+    frame = ranked("old dog", texts_of(4, 40)).assign(wish="Prefer long documents. " * 50)
+    message = r"max_doc_len.*max_query_len.*instruction"
+    with pytest.raises(ValueError, match=message):
+        ld.ListReranker(folder, instruction_field="wish", **SMALL)(frame)
+    with pytest.raises(ValueError, match=message):
+        ld.ListReranker(folder, instruction=frame["wish"][0], **SMALL)(frame)
 
 
 # Lists.
@@ -222,8 +276,17 @@ def test_a_query_that_is_cut_apart_is_warned_of(jina):
 
 
 def test_a_qid_has_one_query(jina):
-    with pytest.raises(ValueError, match="'q1'"):
+    with pytest.raises(ValueError, match=r"qid 'q\d'.*'query'"):
         ld.ListReranker(jina, **SMALL)(LONGER.assign(query=[f"cat {i}" for i in range(len(LONGER))]).tail(6))
+
+
+@pytest.mark.parametrize("other", ["Prefer trees.", "", np.nan])
+def test_a_qid_has_one_instruction(other, jina):
+    frame = ranked("cat", texts_of(3, 9)).assign(wish=["Prefer cats.", other, "Prefer cats."])
+    model = ld.ListReranker(jina, instruction_field="wish", **SMALL)
+    for use in (model, model.summary):
+        with pytest.raises(ValueError, match=r"'1'.*'wish'"):
+            use(frame)
 
 
 # What is read.
@@ -267,6 +330,10 @@ def test_selected_windows_are_joined_with_marks(jina):
         ({"max_doc_len": None}, "max_doc_len"),
         ({"temperature": 0.0}, "temperature"),
         ({"preselect": ld.BM25Windows(3), "max_doc_len": 100}, "max_doc_len=100"),
+        ({"windows": ld.Truncate(5)}, "windows"),
+        ({"windows": ld.SlidingWords(5, 5)}, "windows"),
+        ({"max_windows": 2}, "max_windows"),
+        ({"selection": "first_last_random"}, "selection"),
         ({"training": TrainingArgs(sampling="pointwise", loss="pointwise_bce")}, "pointwise"),
     ],
     ids=str,
@@ -276,9 +343,11 @@ def test_wrong_arguments_are_refused(arguments, word):
         ld.ListReranker("any/model", **arguments)
 
 
-def test_checkpoints_that_do_not_fit_are_refused(jina, plain_encoder, results):
-    with pytest.raises(ValueError, match="left to right"):
-        ld.ListReranker(plain_encoder)(results)
+def test_checkpoints_that_do_not_fit_are_refused(jina, plain_encoder, results, tmp_path):
+    without_mask = tiny_long.decoder(tmp_path, "llama", is_causal=False)
+    for other in (plain_encoder, without_mask):
+        with pytest.raises(ValueError, match="left to right"):
+            ld.ListReranker(other, **SMALL)(results)
     with pytest.raises(ValueError, match="max_doc_len=2048"):
         ld.ListReranker(jina)(results)
 
@@ -350,6 +419,20 @@ def test_several_lists_are_trained_in_one_pass(jina):
     parts = torch.cat([network(["old dog"] * 3, texts[:3]), network(["cat"] * 2, texts[3:])])
     torch.testing.assert_close(both, parts, atol=1e-6, rtol=0)
     assert both.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("sampling", "loss", "negatives"), [("listwise", "listwise_cross_entropy", 2), ("pairs", "ranknet", 1)]
+)
+def test_lists_of_equal_words_are_trained_apart(sampling, loss, negatives, jina, read):
+    texts = texts_of(4, 30)
+    run = pd.concat([ranked("old dog", texts).assign(qid=qid) for qid in ("1", "2")], ignore_index=True)
+    qrels = pd.DataFrame({"qid": ["1", "2"], "docno": ["d0", "d1"], "label": 1})
+    recipe = TrainingArgs(
+        epochs=1, loss=loss, sampling=sampling, negatives=negatives, queries_per_step=2, queries_per_forward=2
+    )
+    ld.ListReranker(jina, training=recipe, **SMALL).fit(run, qrels)
+    assert [number for number, _ in read] == [negatives + 1] * 2
 
 
 # PyTerrier.
