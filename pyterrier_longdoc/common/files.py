@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -56,14 +57,17 @@ def undamaged(file: Path, cure: str, *errors: type[Exception]) -> Iterator[None]
 def _temporary(path: Path) -> Path:
     """Return an unused hidden name next to `path`, named after this process.
 
-    What other processes have left there is removed, if they have ended on this machine, or wrote nothing for a day.
+    What other processes have left there under such a name for `path` is removed, if they have ended on this machine, or
+    wrote nothing for a day.
     """
     host = platform.node()
+    own_name = re.compile(rf"\.{re.escape(path.name)}\.(.*)-([0-9]+)-[0-9]+\.part")
     for left in path.parent.glob(".*-*-*.part"):
-        owner, process, _ = left.name.rsplit("-", 2)
-        is_here = owner.endswith(f".{host}")
+        name = own_name.fullmatch(left.name)
+        if name is None:
+            continue
         with suppress(FileNotFoundError):
-            if not _is_running(int(process)) if is_here else time.time() - left.stat().st_mtime > _DAY:
+            if not _is_running(int(name[2])) if name[1] == host else time.time() - left.stat().st_mtime > _DAY:
                 _remove(left)
     return path.with_name(f".{path.name}.{host}-{os.getpid()}-{next(_NUMBERS)}.part")
 

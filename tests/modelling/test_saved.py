@@ -292,12 +292,17 @@ def test_left_overs_of_killed_saves_are_removed(saved, tmp_path):
     name = f".new.{platform.node()}-{{}}-0.part"
     left, living = saved / name.format(dead), saved / name.format(os.getppid())
     old = saved / ".new.elsewhere-1-0.part"
-    for folder in (left, living, old):
+    foreign = [
+        saved / name for name in (".data-2024-01.part", ".big-download-x.part", f".x.{platform.node()}-a-1.part")
+    ]
+    for folder in (left, living, old, *foreign):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"half")
-    os.utime(old, (0, 0))
+        if folder != living:
+            os.utime(folder, (0, 0))
     ld.MaxP.load(saved).save(saved)
     assert [folder.exists() for folder in (left, living, old)] == [False, True, False]
+    assert all(folder.exists() for folder in foreign)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "[" * 100_000, '{"format": "pyterrier_longdoc"}', b"\xff"])
