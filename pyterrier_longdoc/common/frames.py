@@ -163,7 +163,7 @@ def validated(
     fields = field_names(text_field)
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
-        raise ValueError(f"the column(s) {', '.join(twice)} occur more than once in the input: rename or drop one")
+        raise ValueError(f"the input has {_columns(twice)} more than once: rename or drop all but one")
     try:
         with pt.validate.any(inp, context=context) as v:
             v.result_frame(["query", *fields, *extra], mode="text")
@@ -171,10 +171,10 @@ def validated(
                 v.result_frame(["query", *extra], mode="text_loader")
     except pt.validate.InputValidationError as error:
         absent = [name for name in ("qid", "docno", "query", *extra, *fields) if name not in inp]
-        columns, name = ", ".join(map(repr, absent)), type(context).__name__
+        name = type(context).__name__
         if "docno" in absent and "query" in inp:
             advice = f"put a first stage before it, e.g. BM25 ({error.args[0]})"
-            error.args = (f"{name} reranks documents, but its input has topics without {columns}: {advice}",)
+            error.args = (f"{name} reranks documents, but its input has topics without {_columns(absent)}: {advice}",)
         elif text_loader is None and absent and set(absent) <= set(fields):
             advice = f"put dataset.text_loader() before it, or set text_loader= or text_field= ({error.args[0]})"
             texts = inp.columns.difference(_NO_TEXTS, sort=False)
@@ -182,7 +182,7 @@ def validated(
             if texts:
                 longest = max(texts, key=lambda other: len(inp[other].iloc[0]))
                 advice = f"set text_field={longest!r} if this is the text; otherwise, {advice}"
-            error.args = (f"{name} lacks the text column(s) {columns}: {advice}",)
+            error.args = (f"{name} lacks the text {_columns(absent)}: {advice}",)
         raise
     check_qids(inp)
     return fields
@@ -359,7 +359,12 @@ def check_columns(frame: pd.DataFrame, columns: Iterable[str], owner: str) -> No
         raise ValueError(f"{owner} must be a DataFrame, not {type(frame).__name__}")
     missing = sorted(set(columns) - set(frame.columns))
     if missing:
-        raise ValueError(f"{owner} lack the column(s) {', '.join(missing)}; they have {', '.join(map(str, frame))}")
+        verb, present = "is" if len(missing) == 1 else "are", ", ".join(map(str, frame)) or "none"
+        raise ValueError(f"{_columns(missing)} {verb} missing from {owner}; the columns are {present}")
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"column{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
 
 
 def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) -> pd.DataFrame:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..common.arguments import argument, validate
+from ..common.arguments import argument, to_scalar, validate
 from .tokens import tokenize
 
 logger = logging.getLogger(__name__)
 
 _QUERY, _TEXT, _INSTRUCTION = "{query}", "{text}", "{instruction}"
 _SLOTS = re.compile(r"(\{query\}|\{text\})")
-_PUNCTUATION = re.compile(r"[^\w\s]*$")
+_NAMED = re.compile(r"\{[a-z_]+\}")
+_PUNCTUATION = re.compile(r"[^\w\s]*\Z")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Template:
 
     Args:
         parts: the prompt, with `{query}` and `{text}` once each, in any order, and optionally with `{instruction}`.
-            Several strings are tokenized separately, as the authors of some models do.
+            Between an instruction and `{text}` there must be a word or a line break. Other names in braces are
+            refused. Several strings are tokenized separately, as the authors of some models do.
         answers: one or two words of one token each, or token ids. The score is the logit of the first answer, minus
             that of the second if there are two. The sigmoid of this difference is the probability of the first of the
             two. None for a model with a classification head, or for one that you train.
@@ -64,14 +66,38 @@ class Template:
                 f"template={''.join(parts)!r} must hold {{query}} and {{text}} once each, or be one of "
                 f"{', '.join(TEMPLATES)}"
             )
+        self._check_names("".join(parts))
         if self.chat and len(parts) > 1:
             raise ValueError(f"Template: chat=True needs one string, not the {len(parts)} of {parts!r}")
         if self.answers is None:
             return
-        answers = tuple(self.answers) if isinstance(self.answers, tuple | list) else ()
+        answers = tuple(map(to_scalar, self.answers)) if isinstance(self.answers, tuple | list) else ()
         if len(answers) not in (1, 2) or not all(type(answer) in (str, int) for answer in answers):
-            raise ValueError(f"Template: answers={self.answers!r} must be one or two words, such as ('yes', 'no')")
+            raise ValueError(
+                f"Template: answers={self.answers!r} must be a tuple of one or two words or token ids, such as "
+                f"('yes', 'no') or (0,)"
+            )
         object.__setattr__(self, "answers", answers)
+
+    def _check_names(self, prompt: str) -> None:
+        """Raise ValueError for names in braces that nothing is filled in for, and for words without a place."""
+        for words, names in (
+            (prompt, (_QUERY, _TEXT, _INSTRUCTION)),
+            (self.instructed, (_INSTRUCTION,)),
+            (self.uninstructed, ()),
+        ):
+            for name in _NAMED.findall(words):
+                if name not in names:
+                    raise ValueError(
+                        f"Template: {words!r} has {name}, but can only have {' '.join(names) or 'no such names'}: "
+                        f"rename it, or put a space in braces that belong to the prompt"
+                    )
+        if _INSTRUCTION not in self.instructed:
+            raise ValueError(f"Template: instructed={self.instructed!r} must hold {{instruction}}")
+        if _INSTRUCTION not in prompt and (self.instructed, self.uninstructed) != (_INSTRUCTION, ""):
+            raise ValueError(
+                f"Template: instructed= and uninstructed= have no effect, because {prompt!r} lacks {{instruction}}"
+            )
 
     @property
     def text_first(self) -> bool:
@@ -225,15 +251,17 @@ def template_of_roles(
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
 
     bare = rendered(prompt)
-    full = rendered(_INSTRUCTION) if names_roles(tokenizer, "system") else bare
-    if _INSTRUCTION not in full:
+    # One character in its place: its brace would be taken for that of a slot.
+    mark = "\0"
+    full = rendered(_INSTRUCTION).replace(_INSTRUCTION, mark) if names_roles(tokenizer, "system") else bare
+    if mark not in full:
         return Template(bare, special_tokens=False)
     before = _common_start(full, bare)
     after = _common_start(full[before:][::-1], bare[before:][::-1])
     ends = len(full) - after, len(bare) - after
     return Template(
         bare[:before] + _INSTRUCTION + bare[ends[1] :],
-        instructed=full[before : ends[0]],
+        instructed=full[before : ends[0]].replace(mark, _INSTRUCTION),
         uninstructed=bare[before : ends[1]],
         special_tokens=False,
     )
@@ -275,7 +303,8 @@ def wording(tokenizer: Any, template: Template, instruction: str = "") -> Wordin
     the punctuation before it. White space is tokenized with query or text if that gives the tokens of the whole
     part; a probe word tells. `joined` adds other characters to what is read of a query or text. All words of a part are
     tokenized separately if one would share a token with query or text, as in `Query:{query}`, or if the probe has other
-    tokens beside them than alone.
+    tokens beside them than alone. A text that begins with a line break may differ by a token from the whole prompt: its
+    line break is not joined to one before the slot (zerank-2).
     """
     begin, end = _specials(tokenizer) if template.special_tokens else ([], [])
     around, slots = [begin], []

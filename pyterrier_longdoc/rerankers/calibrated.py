@@ -170,7 +170,7 @@ def _scored_by(pipeline: pt.Transformer) -> list[str | None]:
 
 def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
     """Return `(R, F)` scores and logarithms of the numbers of windows."""
-    check_columns(results, names, "Calibrated: the model's results (explain=True adds window_scores)")
+    check_columns(results, names, "the model's results (explain=True adds window_scores)")
     columns = [numeric(results, "score", "Calibrated", "the model must score every row")]
     for name in names[1:]:
         columns.append(np.log2([len(of_row) if np.ndim(of_row) else 1 for of_row in results[name]]))

@@ -339,7 +339,7 @@ class SeparateReranker(SlidingReranker):
     def check(self) -> None:
         super().check()
         self.refuse("pooling", why="looks at the states of all tokens")
-        self.refuse("template", why="reads query and text separately")
+        self.refuse("template", "instruction", "instruction_field", why="reads query and text separately")
         if resolve_layout(self.layout).shared_budget:
             raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here each is an input")
 

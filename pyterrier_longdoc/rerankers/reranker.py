@@ -154,7 +154,8 @@ class Reranker(NotebookMixin, pt.Transformer):
     def __eq__(self, other: object) -> bool:
         """Compare class, constructor arguments and, where they are in memory, weights; nothing is loaded.
 
-        A reranker that is not loaded equals one with the weights of their checkpoint.
+        A reranker that is not loaded equals one with the weights of their checkpoint, and also one whose weights were
+        changed in place under `torch.no_grad()`, because only `fit`, `start_from`, `load` and `quantize` mark a change.
         """
         if not (super().__eq__(other) and isinstance(other, Reranker)):
             return False
@@ -344,6 +345,8 @@ class Reranker(NotebookMixin, pt.Transformer):
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
         """Rank plain texts for one query.
 
+        The texts have no column of instructions, so `instruction` applies.
+
         Args:
             query: the query.
             texts: N texts; `text_field` must be a single column whose name is not one of the result's.
@@ -362,12 +365,14 @@ class Reranker(NotebookMixin, pt.Transformer):
         if not isinstance(self.text_field, str) or self.text_field in own:
             names = ", ".join(own)
             raise ValueError(f"rank needs one text column other than {names}, but text_field={self.text_field!r}")
-        numbers = range(len(texts))
-        frame = pd.DataFrame({"qid": "1", "query": query, "number": numbers, "rank": numbers})
+        numbers, field = range(len(texts)), getattr(self, "instruction_field", None)
+        empty = {} if field in (None, *own, self.text_field) else {field: ""}
+        frame = pd.DataFrame({"qid": "1", "query": query, "number": numbers, "rank": numbers, **empty})
         # Left to itself, pandas takes an empty list for numbers and refuses halves of surrogate pairs.
         column = pd.Series(list(texts), dtype=object)
         frame = frame.assign(docno=frame["number"].astype(str), **{self.text_field: column})
-        found = self.transform(frame).sort_values("rank", ignore_index=True).drop(columns=["qid", "query", "docno"])
+        found = self.transform(frame).sort_values("rank", ignore_index=True)
+        found = found.drop(columns=["qid", "query", "docno", *empty])
         first = ["number", "score", "rank", self.text_field]
         return found[[*first, *found.columns.difference(first, sort=False)]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,9 @@ def test_windows_leave_room_for_an_instruction_and_longer_ones_are_refused(tmp_p
         model = ld.LongP(folder, instruction=given, **own)
         model(frame)
         assert 1024 - 32 < model.coverage.longest_input <= 1024
+    for queries in (12, None):
+        with pytest.raises(ValueError, match="shorten instruction"):
+            _ = ld.LongP(folder, instruction="cat dog " * 600, max_query_len=queries, **own).model
     column = ld.LongP(folder, instruction_field="instruction", **own)
     column(frame.assign(instruction=short))
     assert column.coverage.longest_input <= 1024
@@ -219,8 +223,47 @@ def test_instructions_without_effect_are_refused(tmp_path):
                 _ = ld.MaxP(checkpoint, template=template, **given, **READING).model
         with pytest.raises(ValueError, match="instruction"):
             ld.MaxP(ld.PairScorer(lambda queries, texts: [0.0] * len(texts)), **given)
-    with pytest.raises(ValueError, match=r"lack the column.* instruction;"):
+        with pytest.raises(ValueError, match="MaxSim reads query and text separately"):
+            ld.MaxSim(folder, **given)
+    with pytest.raises(ValueError, match="column 'instruction' is missing"):
         ld.MaxP(folder, template="ctxl-rerank-v2", instruction_field="instruction", device="cpu")(FRAME)
+
+
+BEFORE_TEXT = {
+    "{instruction}{text}\n{query}?": "{instruction}: ",
+    "Q: {query}\n{instruction}{text}": "{instruction} ",
+    "Q: {query}\n{instruction}:{text}": "{instruction}",
+}
+
+
+@pytest.mark.parametrize("string", BEFORE_TEXT)
+def test_templates_in_which_an_instruction_would_change_the_tokens_of_the_text_are_refused(string, tmp_path):
+    _, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tiny_long.byte_tokenizer(), max_position_embeddings=1024)
+    template = ld.Template(string, instructed=BEFORE_TEXT[string])
+    assert len(ld.LongP(folder, template=template, device="cpu")(FRAME)) == len(FRAME)
+    for given in ({"instruction": "find it."}, {"instruction_field": "instruction"}):
+        with pytest.raises(ValueError, match="a word or a line break"):
+            _ = ld.LongP(folder, template=template, device="cpu", **given).model
+
+
+@pytest.mark.parametrize("string", ["{instruction}\n{text}\n{query}?", "{query}\n{instruction} Text: {text}"])
+@pytest.mark.parametrize("instruction", ["", "find it", "find it."])
+def test_an_instruction_before_the_text_is_read_as_in_the_whole_string(instruction, string, tmp_path):
+    tokenizer, template = tiny_long.byte_tokenizer(), ld.Template(string, instructed="so {instruction}")
+    _, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tokenizer, max_position_embeddings=1024)
+    model = ld.LongP(folder, template=template, instruction=instruction, device="cpu").model
+    (window,) = model.read(["old dog"], [SHORT])[0].windows
+    assert window.ids.tolist() == encode(tokenizer, template.fill("old dog", SHORT, instruction))
+
+
+def test_plain_texts_are_ranked_with_the_instruction_of_all_queries(tmp_path):
+    _, folder, _ = loaded("ctxl-rerank-v2", tmp_path)
+    own = {"template": "ctxl-rerank-v2", "instruction": "find", "instruction_field": "wish", **READING}
+    reranker, query = ld.MaxP(folder, **own), "old dog"
+    found = reranker.rank(query, [SHORT, LONG])
+    frame = tiny.frame([query], [SHORT, LONG]).assign(wish="find")
+    np.testing.assert_allclose(found.sort_values("number")["score"], scores(reranker, frame), atol=1e-5)
+    assert "wish" not in found
 
 
 DOCUMENT_FIRST = (
@@ -230,8 +273,11 @@ DOCUMENT_FIRST = (
 )
 """A chat template as ctxl-rerank-v2 has one: without a message of the system, its words vanish."""
 
+SYSTEM_FIRST = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{# 'system' 'query' 'document' #}"
+"""The words of the system stand right before the query."""
 
-@pytest.mark.parametrize("chat", [tiny_answers.ROLES, DOCUMENT_FIRST])
+
+@pytest.mark.parametrize("chat", [tiny_answers.ROLES, DOCUMENT_FIRST, SYSTEM_FIRST])
 @pytest.mark.parametrize("prompt", [None, "find a plant"])
 def test_a_chat_template_with_roles_reads_an_instruction_as_the_message_of_the_system(prompt, chat, tmp_path):
     """As sentence-transformers does with a prompt."""
@@ -454,6 +500,14 @@ def test_gte_multilingual_has_the_published_scores_without_its_code(factor, tmp_
         texts = [f"{row.title} {row.text[start:end]}" for start, end in row.window_spans]
         best = max(new_model(weights, tokenizer, row.query, text, factor) for text in texts)
         assert row.score == pytest.approx(best, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [nemotron, gte])
+def test_published_architectures_load_without_a_warning_of_their_type(make, tmp_path, caplog, monkeypatch):
+    *_, folder = make(tmp_path)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    _ = ld.MaxP(folder, template="nemotron-rerank" if make is nemotron else None, **READING).model
+    assert "model of type" not in caplog.text
 
 
 @pytest.mark.parametrize("make", [nemotron, gte])

@@ -138,6 +138,13 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
         ({"answers": "yes"}, "answers='yes'"),
         ({"answers": ("a", "b", "c")}, "answers="),
         ({"answers": (True,)}, "answers="),
+        ({"answers": 0}, "token ids"),
+        ({"parts": "{query} {text} {instructions}"}, "{instructions}"),
+        ({"parts": "{query} {text} {instruction}", "instructed": "{query}: {instruction}"}, "{query}"),
+        ({"parts": "{query} {text} {instruction}", "uninstructed": "{instruction}"}, "{instruction}"),
+        ({"parts": "{query} {text} {instruction}", "instructed": "Instruct"}, "instructed='Instruct'"),
+        ({"instructed": "Instruct: {instruction}"}, "instructed="),
+        ({"uninstructed": "find"}, "uninstructed="),
         ({"scale": 0}, "scale=0"),
         ({"chat": 1}, "chat=1"),
         ({"chat": True, "parts": ("{query}", "{text}")}, "chat=True"),
@@ -146,6 +153,12 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
 def test_wrong_templates_are_refused_by_name(arguments, name):
     with pytest.raises(ValueError, match=name):
         Template(**{"parts": "{query} {text}", **arguments})
+
+
+def test_braces_of_a_prompt_and_ids_from_numpy_are_accepted():
+    template = Template('{"query": {query}, "text": {text}, {}, { answer }}', answers=(np.int64(3), "no"))
+    assert template.fill("a", "b") == '{"query": a, "text": b, {}, { answer }}'
+    assert template == replace(template, answers=(3, "no"))
 
 
 def answers_of(tokenizer, *words):

@@ -201,7 +201,7 @@ def load_backbone(
         _check_encoder_decoder(name, family_of(config), template, pairs=pairs and pooling is None)
     _set_options(config, options)
     files = _files_for_pairs(name) if pairs else None
-    tokenizer = load_fast_tokenizer(name, trust_remote_code=trust_remote_code)
+    tokenizer = load_fast_tokenizer(name, trust_remote_code=trust_remote_code, untyped=layout == "llama_bidirec")
     check_lower_case(name, tokenizer)
     prompt = ""
     if pairs:
@@ -415,7 +415,7 @@ def _load_gte(name: str, config_json: dict[str, Any]) -> Backbone:
     config = gte_config(config_json)
     model = (AutoModelForSequenceClassification if is_classifier(config) else AutoModel).from_config(config)
     model.load_state_dict(gte_weights(_weights_of(name, config_json)))
-    return _assemble(take_apart(model.eval()), load_fast_tokenizer(name))
+    return _assemble(take_apart(model.eval()), load_fast_tokenizer(name, untyped=True))
 
 
 def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
@@ -492,9 +492,13 @@ def check_embeddings(model: Any, tokenizer: Any) -> None:
         )
 
 
-def load_fast_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """Load the fast tokenizer of a checkpoint, the source of character offsets and pair layouts."""
-    return _fast(name, load_tokenizer(name, trust_remote_code=trust_remote_code))
+def load_fast_tokenizer(name: str, *, trust_remote_code: bool = False, untyped: bool = False) -> Any:
+    """Load the fast tokenizer of a checkpoint, the source of character offsets and pair layouts.
+
+    With `untyped`, transformers does not read the checkpoint's type of model: it would warn of one that it lacks.
+    """
+    config = PretrainedConfig() if untyped else None
+    return _fast(name, load_tokenizer(name, trust_remote_code=trust_remote_code, config=config))
 
 
 def _fast(name: str, tokenizer: Any) -> Any:

@@ -163,15 +163,17 @@ class Reader:
         (windows, max_query_len), room = self.requested(), self.token_limits()
         if room is None:
             return windows, max_query_len
+        query = 1 if max_query_len is None else max_query_len
+        capacity = min(room.window, room.both - query)
+        if capacity < 1 or query > room.query:
+            cure = "shorten instruction, or " if self.settings.instruction else ""
+            raise ValueError(
+                f"max_query_len={max_query_len} leaves no room for a document: the backbone takes {self.longest} "
+                f"tokens, {self.special_tokens()} of them special; {cure}lower max_query_len"
+            )
         if max_query_len is not None:
-            capacity = min(room.window, room.both - max_query_len)
-            if capacity < 1 or max_query_len > room.query:
-                raise ValueError(
-                    f"max_query_len={max_query_len} leaves no room for a document: the backbone takes {self.longest} "
-                    f"tokens, {self.special_tokens()} of them special; lower max_query_len"
-                )
             return self.windows_within(windows, capacity), max_query_len
-        fitted = self.windows_within(windows, min(room.window, room.both - 1))
+        fitted = self.windows_within(windows, capacity)
         if fitted != windows and room.both < room.query + room.window:  # of no given size, in one input with the query
             fitted = self.windows_within(windows, min(room.window, room.both - room.both // 4))
         return fitted, min(room.query, room.both - self._size_of(fitted))

@@ -36,11 +36,23 @@ class TemplateReader(Reader):
         words, instruction = wording(tokenizer, self.template), self.settings.instruction
         self.query_lead, self.text_lead, self.text_slot = words.query.lead, words.text.lead, words.text
         specials = self._specials(words)
-        instructed = self._specials(wording(tokenizer, self.template, instruction))
+        instructed = self._specials(self._wording(instruction))
+        if self.settings.instruction_field:
+            self._wording("a.")  # templates that cannot be read with it are refused now, not during a run
         column = INSTRUCTION_TOKENS if self.settings.instruction_field else 0
         apart = tokenize(tokenizer, [*words.query[1:], *words.text[1:]])
         self._room = sum(map(len, apart)) + max(column, len(instructed) - len(specials))
         return specials
+
+    def _wording(self, instruction: str) -> Wording:
+        """Return the tokens around query and text; ValueError if the text would have others with this instruction."""
+        words = wording(self.tokenizer, self.template, instruction)
+        if words.text != self.text_slot:
+            raise ValueError(
+                f"with the instruction {instruction[:40]!r}, the words of the template would share tokens with query "
+                f"or text: put a word or a line break between {{instruction}} and {{query}} or {{text}}"
+            )
+        return words
 
     def _specials(self, words: Wording) -> Specials:
         pad_id = self.tokenizer.pad_token_id or 0
@@ -56,7 +68,7 @@ class TemplateReader(Reader):
         made: dict[tuple[str, str], Query] = {}
         keys = [(words_of_query(query), self.instruction_of(query)) for query in queries]
         for instruction in dict.fromkeys(instruction for _, instruction in keys):
-            words = wording(self.tokenizer, self.template, instruction)
+            words = self._wording(instruction)
             specials = self._specials(words)
             if len(specials) > self.special_tokens():
                 raise ValueError(
