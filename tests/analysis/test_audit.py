@@ -11,8 +11,9 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis import Audit
+from pyterrier_longdoc.analysis.audit import FILLER, cycled
 
-from ..support import llm
+from ..support import llm, tiny_long
 from ..support.passages import Writer
 
 LENGTHS = (333, 990, 1000)
@@ -128,6 +129,19 @@ def test_places_are_in_tokens_of_a_given_tokenizer():
     assert read_parts(characters) == {500: [(0, 250)]}
 
 
+@pytest.mark.parametrize(
+    ("lengths", "sentence"),
+    [
+        ([1000], "Reads the first 250 words of a text of 1,000."),
+        ([333, 1000], "Reads the first 250 words of a text (up to 1,000 tried)."),
+        ([200, 1000], "Of a text, reads the words 1 to 200 of 200; 1 to 250 of 1,000."),
+        ([100, 200], "Reads all words of a text (up to 200 tried)."),
+    ],
+)
+def test_a_beginning_is_told_in_short(lengths, sentence):
+    assert ld.audit(reader(lambda words: words[:250]), lengths=lengths).sentences()[0] == sentence
+
+
 def test_a_limit_of_queries_is_found():
     found = ld.audit(reader(query_words=16), lengths=[200])
     assert read_parts(found, "query") == {100: [(0, 16)]}
@@ -221,6 +235,19 @@ def test_a_listwise_language_model_is_audited_by_its_ranks():
     assert read_parts(found) == {333: [(0, 40)]}
 
 
+@pytest.mark.parametrize("words", [60, 97])
+def test_a_reranker_that_merges_equal_texts_of_a_query_is_audited_to_the_token(tmp_path, words):
+    backbone = tiny_long.list_encoder(tmp_path, max_position_embeddings=8192)
+    tokenizer = tiny_long.byte_tokenizer()
+    tokens = len(tokenizer(cycled(FILLER, words))["input_ids"])  # so many end with a word
+    query_tokens = len(tokenizer(cycled(FILLER, 16))["input_ids"])
+    model = ld.ListReranker(backbone, max_doc_len=tokens, max_query_len=query_tokens, device="cpu")
+    found = ld.audit(model, lengths=[200], tokenizer=tokenizer)
+    assert found.dependence["rows"] > 0.01
+    assert list(read_parts(found).values()) == [[(0, tokens)]]
+    assert list(read_parts(found, "query").values()) == [[(0, query_tokens)]]
+
+
 @pytest.fixture(scope="module")
 def known_run():
     """Twelve texts of prose, of which a reader of 200 words reads these first words, and passages in them."""
@@ -271,6 +298,27 @@ def test_texts_of_a_run_that_raise_are_never_read(known_run):
     assert "too long" in str(found)
 
 
+def test_each_text_of_a_document_counts():
+    rows = [("1", "d", "bees", "w " * 300), ("2", "d", "bees", "v " * 100), ("3", "d", "bees", "v " * 100)]
+    run = pd.DataFrame(rows, columns=["qid", "docno", "query", "text"])
+    found = ld.audit(reader(lambda words: words[:200]), run, lengths=[333])
+    assert found.run.to_dict() == {"text": 0.25, "texts": 2}
+    assert "(2 texts)" in str(found)
+
+
+@pytest.mark.parametrize("empty", ["lengths", "answer", "run"])
+def test_empty_arguments_are_refused(known_run, empty):
+    values = {"lengths": [], "answer": " ", "run": known_run[0].head(0)}
+    with pytest.raises(ValueError, match=f"{empty} must not be empty"):
+        ld.audit(reader(), **{empty: values[empty]})
+
+
+def test_models_with_a_column_of_instructions_are_audited(tmp_path):
+    backbone = tiny_long.list_encoder(tmp_path)
+    model = ld.ListReranker(backbone, instruction_field="told", max_doc_len=60, max_query_len=64, device="cpu")
+    assert not ld.audit(model, lengths=[50]).frame.empty
+
+
 def test_gold_without_its_run_is_refused(known_run):
     run, gold = known_run
     with pytest.raises(ValueError, match="gold"):
@@ -285,11 +333,11 @@ def test_the_plot_has_a_bar_for_each_part(known_run):
     run, _ = known_run
     found = ld.audit(reader(lambda words: words[:200]), run, lengths=[333])
     ax = found.plot()
-    drawn = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
-    assert sorted((box.x0, box.x1) for box in drawn) == sorted(
-        zip(found.frame["start"], found.frame["end"], strict=True)
-    )
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["read", "never read"]
+    drawn = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in ax.patches]
+    rows = found.frame["start"].eq(0).cumsum() - 1
+    expected = sorted(zip(rows, found.frame["start"], found.frame["end"], strict=True))
+    np.testing.assert_allclose(sorted(drawn), expected)
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"read", "never read"}
 
 
 @pytest.mark.slow
