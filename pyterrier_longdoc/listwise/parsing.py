@@ -30,9 +30,18 @@ _LINKS = {
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
 _ANNOUNCED = re.compile(rf":\s*{_BULLET}\[?\s*\Z")
+_WORST, _BEST = "(?:least|worst|lowest)", "(?:most|best|highest)"
+_START, _END = "start|beginning|top|front", "end|bottom"
+# "At the end" or "last", but not "is the last", after a few words ("the best I can do at the end" is none).
+_WORDS = rf"(?:[ -](?!(?:{_WORST}|{_BEST}|{_START}|{_END}|first|last|and|but|I|we)\b)\w+){{0,5}}?,?[ -]"
+_PLACE = r"(?:(?<!the ){}|(?:at|on|in) (?:the )?(?:very )?(?:{}))"
+# The group is a negation.
 _WORST_FIRST = re.compile(
-    r"\b(?:least|worst|lowest)(?:[ -](?!most|best|highest)\w+){0,4},?[ -]"
-    r"(?:first|(?:to|-?>|\u2192)[ -](?:the )?(?:most|best|highest))\b|\b(?:ascending|increasing) (?:order|relevance)",
+    r"(\b(?:not|never|instead of|rather than) (?:(?:from|in|the|with|an?|ordered|sorted|ranked|listed) ){0,3})?\b(?:"
+    rf"(?<!at ){_WORST}{_WORDS}(?:{_PLACE.format('first', _START)}|(?:to|-?>|\u2192)[ -](?:the )?{_BEST})"
+    rf"|{_BEST}{_WORDS}{_PLACE.format('last', _END)}"
+    rf"|(?:start|begin)\w* (?:with|from|at) (?:the )?{_WORST}|(?:end|finish)\w* (?:with|in|at) (?:the )?{_BEST}"
+    r"|bottom[ -](?:to[ -](?:the )?top|up)|reversed? order|(?:ascending|increasing) (?:order|relevance))\b",
     re.IGNORECASE,
 )
 # Said by the model, or at the start of a sentence; "I can't find" and "I can't be sure, but here is:" are none.
@@ -126,7 +135,7 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """
     text = _FENCE.sub("\n", unicodedata.normalize("NFKC", final_answer(reply)).translate(_BRACKETS))
     text = _OBJECT.sub(r"\n\1\n", text)
-    if _WORST_FIRST.search(_DECORATION.sub("", text)):
+    if any(said[1] is None for said in _WORST_FIRST.finditer(_DECORATION.sub("", text))):
         return None
     first_bracket = text.find("[")
     begins_bare = _is_bare(text[: min(first_bracket, _LONGEST_GAP + 1)])

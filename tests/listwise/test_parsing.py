@@ -62,6 +62,15 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "From the worst to the best:\n1. [3]\n2. [1]\n3. [2]",
         "In ascending order of relevance: [3] > [1] > [2] > [5] > [4]",
         "Least relevant \u2192 most relevant: [3] > [1] > [2] > [5] > [4]",
+        "Here they are, starting with the least relevant: [3] > [1] > [2] > [5] > [4]",
+        "Here they are, ending with the most relevant: [3] > [1] > [2] > [5] > [4]",
+        "Ranked bottom to top: [3] > [1] > [2] > [5] > [4]",
+        "Ranked (most relevant last): [3] > [1] > [2] > [5] > [4]",
+        "The most relevant passage is last: [3] > [1] > [2] > [5] > [4]",
+        "The **best** one is at the bottom: [3] > [1] > [2] > [5] > [4]",
+        "In reverse order: [3] > [1] > [2] > [5] > [4]",
+        "[3] > [1] > [2] > [5] > [4] (least relevant at the start)",
+        "The least useful document is first:\n[3] > [1] > [2] > [5] > [4]",
         "[]",
     ],
 )
@@ -158,6 +167,12 @@ FORMS = (
     "<ranking>[1] > [2] > [3]</ranking> Or: <answer>[3] > [1] > [2]</answer>",
     "Most relevant first (least relevant last): [3] > [1] > [2]",
     "From most to least relevant: [3] > [1] > [2]",
+    "Most relevant at the top and least relevant at the bottom: [3] > [1] > [2]",
+    "Starting with the most relevant: [3] > [1] > [2]",
+    "Not from least to most relevant, but best first: [3] > [1] > [2]",
+    "The least relevant passage is the second, and at least the first is clear: [3] > [1] > [2]",
+    "The most relevant passage is the last: [3] > [1] > [2]",
+    "The best I can do at the end of the day: [3] > [1] > [2]",
 )
 
 
