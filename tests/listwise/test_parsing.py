@@ -209,7 +209,23 @@ def test_a_parsed_ranking_is_a_permutation(reply, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("piece", ["[", "{", '{"ids": [1]} ', "least relevant ", "[1]", "[1,", "[1, 2]", "[1] > ", "[1]\n", " \n", "<think>", "[1] > [2] x"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "[",
+        "{",
+        '{"ids": [1]} ',
+        "least relevant ",
+        "[1]",
+        "[1,",
+        "[1, 2]",
+        "[1] > ",
+        "[1]\n",
+        " \n",
+        "<think>",
+        "[1] > [2] x",
+    ],
+)
 def test_a_huge_reply_is_parsed(piece):
     """In quadratic time this would take minutes."""
     parsed = parse_ranking(piece * (300_000 // len(piece)), 20)
