@@ -248,8 +248,10 @@ def _reply_of(answer: Any, verdicts: Sequence[str] | None) -> Reply:
     if choice.finish_reason == "length" and not has_answer and not is_one_token:
         problem = OUT_OF_TOKENS.format("max_tokens")
     elif not final_answer(text).strip() and not is_one_token:
-        if getattr(choice.message, "tool_calls", None):
-            problem = "it only calls tools: remove them from parameters="
+        if any(getattr(choice.message, name, None) for name in ("tool_calls", "function_call")):
+            problem = "it only calls tools or functions: remove them from parameters="
+        elif choice.finish_reason == "content_filter":
+            problem = "the server's content filter removed it: change the filter or the model"
         elif any(getattr(choice.message, name, None) for name in ("reasoning_content", "reasoning")):
             problem = "it only has reasoning and no content: change the server's reasoning parser"
     return Reply(text, requested, answered, logprobs, problem)

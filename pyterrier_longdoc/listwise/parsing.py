@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,12 @@ _ANSWER_OPEN = re.compile(r"<(?:final_)?(?:answer|output|ranking|result)>", re.I
 _ANSWER_CLOSE = re.compile(r"</(?:final_)?(?:answer|output|ranking|result)>", re.IGNORECASE)
 _BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
 _FENCE = re.compile(r"```(?:json|text)?", re.IGNORECASE)
-_OBJECT = re.compile(r"\{\s*\"[^\"{}]*\"\s*:([^{}]*)\}")  # a JSON object with one key
+_OBJECT = re.compile(r"\{[^{}]*\}")
+# Keys of a ranking, in lower case without spaces and underscores; the group says that it is one.
+_RANKING_KEY = re.compile(
+    r"(?=.)(?:final|new|re)*(rank(?:ings?|ed)?|order(?:ing|ed)?|sorted|best(?:toworst)?|top|most(?:toleast)?(?:relevant)?"
+    r"|permutation)?(?:list|order|documents?|docs?|passages?|ids?|results?|answer|output|response)*"
+)
 _DECORATION = re.compile(r"[*_`\"']")
 _BULLET = r"(?:[-*•][ \t]*|\d{1,4}[.):][ \t]*)?"
 _LINKS = {
@@ -30,9 +36,18 @@ _LINKS = {
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
 _ANNOUNCED = re.compile(rf":\s*{_BULLET}\[?\s*\Z")
+_WORST, _BEST = "(?:least|worst|lowest)", "(?:most|best|highest)"
+_START, _END = "start|beginning|top|front", "end|bottom"
+# "At the end" or "last", but not "is the last", after a few words ("the best I can do at the end" is none).
+_WORDS = rf"(?:[ -](?!(?:{_WORST}|{_BEST}|{_START}|{_END}|first|last|and|but|I|we)\b)\w+){{0,5}}?,?[ -]"
+_PLACE = r"(?:(?<!the ){}|(?:at|on|in) (?:the )?(?:very )?(?:{}))"
+# The group is a negation.
 _WORST_FIRST = re.compile(
-    r"\b(?:least|worst|lowest)(?:[ -](?!most|best|highest)\w+){0,4},?[ -]"
-    r"(?:first|(?:to|-?>|\u2192)[ -](?:the )?(?:most|best|highest))\b|\b(?:ascending|increasing) (?:order|relevance)",
+    r"(\b(?:not|never|instead of|rather than) (?:(?:from|in|the|with|an?|ordered|sorted|ranked|listed) ){0,3})?\b(?:"
+    rf"(?<!at ){_WORST}{_WORDS}(?:{_PLACE.format('first', _START)}|(?:to|-?>|\u2192)[ -](?:the )?{_BEST})"
+    rf"|{_BEST}{_WORDS}{_PLACE.format('last', _END)}"
+    rf"|(?:start|begin)\w* (?:with|from|at) (?:the )?{_WORST}|(?:end|finish)\w* (?:with|in|at) (?:the )?{_BEST}"
+    r"|bottom[ -](?:to[ -](?:the )?top|up)|reversed? order|(?:ascending|increasing) (?:order|relevance))\b",
     re.IGNORECASE,
 )
 # Said by the model, or at the start of a sentence; "I can't find" and "I can't be sure, but here is:" are none.
@@ -109,14 +124,15 @@ def ends_reasoning(reply: str) -> bool:
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """Read a ranking of `n` documents with the ids 1..n.
 
-    A ranking is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`, also as the only
-    value of an object; a single id counts if it is alone on its line. A reply that only has ids can also separate them
-    by spaces or commas. In a longer reply, a ranking must be on separate lines, or be a chain of `>` with more than
-    half of the documents. It must also begin the reply, follow a colon, or have all documents (within a sentence, more
-    than two). Text after `I can't` and similar phrases is ignored. These rules exclude `the passages [1] and [2]`, a
-    quotation of the request's `[2] > [1]`, and `policy 3.2`. Of several rankings, the last one with the most documents
-    counts. Returns None for a reply without a ranking: a refusal, prose, an empty or truncated reply, or one that says
-    that the least relevant document is first, because words and `>` then contradict each other.
+    A ranking is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`, also in an object
+    with a key such as `ranking` or `documents`; a single id counts if it is alone on its line. A reply that only has
+    ids can also separate them by spaces or commas. In a longer reply, a ranking must be on separate lines, or be a
+    chain of `>` with more than half of the documents. It must also begin the reply, follow a colon, or have all
+    documents (within a sentence, more than two). Text after `I can't` and similar phrases is ignored. These rules
+    exclude `the passages [1] and [2]`, a quotation of the request's `[2] > [1]`, and `policy 3.2`. Of several rankings,
+    the last one with the most documents counts. Returns None for a reply without a ranking: a refusal, prose, an empty
+    or truncated reply, or one that says in common English words that the least relevant document is first, because
+    words and `>` then contradict each other. Unusual replies can still be misread.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -125,9 +141,9 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         True
     """
     text = _FENCE.sub("\n", unicodedata.normalize("NFKC", final_answer(reply)).translate(_BRACKETS))
-    text = _OBJECT.sub(r"\n\1\n", text)
-    if _WORST_FIRST.search(_DECORATION.sub("", text)):
+    if any(said[1] is None for said in _WORST_FIRST.finditer(_DECORATION.sub("", text))):
         return None
+    text = _OBJECT.sub(_in_object, text)
     first_bracket = text.find("[")
     begins_bare = _is_bare(text[: min(first_bracket, _LONGEST_GAP + 1)])
     refusal = _REFUSAL.search(text)
@@ -145,6 +161,19 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         if is_order and (best is None or len(missing) <= best.missing):
             best = ParsedReply([*ranking, *missing], len(missing), len(valid) - len(ranking), len(ids) - len(valid))
     return best
+
+
+def _in_object(found: re.Match[str]) -> str:
+    """Return the ranking in a JSON object on separate lines, or other text as it is."""
+    try:
+        values = json.loads(found[0], strict=False)
+    except (ValueError, RecursionError):
+        return found[0]
+    keys = ((_RANKING_KEY.fullmatch(re.sub(r"[\W_]", "", key).casefold()), value) for key, value in values.items())
+    rankings = [(key[1] is None, value) for key, value in keys if key]
+    # Of several, such as `documents` and `ranking`, the one that says so.
+    value = min(rankings, key=lambda ranking: ranking[0], default=(True, ""))[1]
+    return f"\n{value if isinstance(value, str) else json.dumps(value)}\n"
 
 
 def _possible_rankings(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:

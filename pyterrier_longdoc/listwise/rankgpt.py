@@ -33,8 +33,8 @@ class RankGPT(LLMReranker):
 
     The input has `qid, query, docno` and the text column(s). The initial order of a query is by descending `score`,
     ascending `rank`, and order of the rows. Rows, columns and index stay the same, with new `score` (n for the best of
-    n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are one document. A reply
-    without a ranking is a failure and never an order of documents; an outage ends the run.
+    n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are one document. A reply in
+    which the parser finds no ranking is a failure; an outage ends the run.
 
     Args:
         llm: an `LLMClient` (with a cache and counts of tokens), a backend (`OpenAIBackend`, `HuggingFaceBackend`) or a

@@ -159,6 +159,8 @@ def _job_in(out: Path) -> dict[str, Any]:
     """Return what identifies the job in a folder, its number of blocks and the repr of its pipeline."""
     with undamaged(out / _JOB, "choose a new folder"):
         job = json.loads((out / _JOB).read_text(encoding="utf-8"))
+        if not range(job["blocks"]):
+            raise LookupError("no blocks")
         return {name: job[name] for name in ("format", "candidates", "models", "blocks", "pipeline")}
 
 

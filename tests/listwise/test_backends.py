@@ -95,6 +95,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "rank", "arguments":
         (ended("length"), 1, "max_tokens"),
         (ended("length", "<think>Which one"), 1, "max_tokens"),
         (ended("tool_calls", tool_calls=[CALL]), 1, "tools"),
+        (ended("function_call", function_call=CALL["function"]), 1, "functions"),
+        (ended("content_filter"), 1, "filter"),
         (ended("stop", reasoning_content="[3] > [1] > [2]"), 1, "reasoning"),
         (ended("stop", "", reasoning="[3] > [1] > [2]"), 1, "reasoning"),
     ],

@@ -56,12 +56,26 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "[1] [2] [3] are alike, so are [4] [5]",
         "ERROR::other",
         '{"why": "rule [4]", "ranking": []}',
+        '{"least_to_most": [4, 2, 1, 3, 5]}',
+        '{"scores": [4, 2, 1, 3, 5]}',
+        '{"irrelevant": [4, 2]}',
+        '{"irrelevant": "[4] > [2] > [1] > [3] > [5]"}',
+        '{"ranking": [4, 2, 1, 3, 5], "order": "least relevant first"}',
         "<answer></answer>",
         "From least to most relevant: [3] > [1] > [2] > [5] > [4]",
         "[3] > [1] > [2] > [5] > [4] (the **least** relevant documents first)",
         "From the worst to the best:\n1. [3]\n2. [1]\n3. [2]",
         "In ascending order of relevance: [3] > [1] > [2] > [5] > [4]",
         "Least relevant \u2192 most relevant: [3] > [1] > [2] > [5] > [4]",
+        "Here they are, starting with the least relevant: [3] > [1] > [2] > [5] > [4]",
+        "Here they are, ending with the most relevant: [3] > [1] > [2] > [5] > [4]",
+        "Ranked bottom to top: [3] > [1] > [2] > [5] > [4]",
+        "Ranked (most relevant last): [3] > [1] > [2] > [5] > [4]",
+        "The most relevant passage is last: [3] > [1] > [2] > [5] > [4]",
+        "The **best** one is at the bottom: [3] > [1] > [2] > [5] > [4]",
+        "In reverse order: [3] > [1] > [2] > [5] > [4]",
+        "[3] > [1] > [2] > [5] > [4] (least relevant at the start)",
+        "The least useful document is first:\n[3] > [1] > [2] > [5] > [4]",
         "[]",
     ],
 )
@@ -153,11 +167,23 @@ FORMS = (
     "[٣] > [١] > [٢]",
     '{"ranking": [3, 1, 2]}',
     '{"ranking": "[3] > [1] > [2]"}',
+    '{"ranking": [3, 1, 2], "reasoning": "because [2] > [1] > [3] is wrong"}',
+    '{"reasoning": "because", "Ranked documents": ["3", "1", "2"]}',
+    '{"documents": [1, 2, 3], "final_ranking": [3, 1, 2], "ids": [1, 2, 3]}',
+    '{"documents": [1, 2, 3], "re-ordered ids": [3, 1, 2]}',
+    '{"answer": {"order": [3, 1, 2]}}',
+    'Irrelevant: {"irrelevant": [2]}, so {"order": [3, 1, 2]}',
     'As JSON:\n```json\n{\n  "order": [\n    3,\n    1,\n    2\n  ]\n}\n```',
     "It is not [1].\n<answer>[3], [1], [2]</answer>",
     "<ranking>[1] > [2] > [3]</ranking> Or: <answer>[3] > [1] > [2]</answer>",
     "Most relevant first (least relevant last): [3] > [1] > [2]",
     "From most to least relevant: [3] > [1] > [2]",
+    "Most relevant at the top and least relevant at the bottom: [3] > [1] > [2]",
+    "Starting with the most relevant: [3] > [1] > [2]",
+    "Not from least to most relevant, but best first: [3] > [1] > [2]",
+    "The least relevant passage is the second, and at least the first is clear: [3] > [1] > [2]",
+    "The most relevant passage is the last: [3] > [1] > [2]",
+    "The best I can do at the end of the day: [3] > [1] > [2]",
 )
 
 
@@ -183,7 +209,23 @@ def test_a_parsed_ranking_is_a_permutation(reply, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("piece", ["[", "[1]", "[1,", "[1, 2]", "[1] > ", "[1]\n", " \n", "<think>", "[1] > [2] x"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "[",
+        "{",
+        '{"ids": [1]} ',
+        "least relevant ",
+        "[1]",
+        "[1,",
+        "[1, 2]",
+        "[1] > ",
+        "[1]\n",
+        " \n",
+        "<think>",
+        "[1] > [2] x",
+    ],
+)
 def test_a_huge_reply_is_parsed(piece):
     """In quadratic time this would take minutes."""
     parsed = parse_ranking(piece * (300_000 // len(piece)), 20)

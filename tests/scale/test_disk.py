@@ -362,7 +362,10 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     assert (tmp_path / "job.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}"])
+JOB = '{"format": 1, "candidates": "", "models": [], "pipeline": "", "blocks": %s}'
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", *(JOB % blocks for blocks in ("null", '"x"', "0"))])
 def test_a_damaged_job_is_named(content, tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path)
     (tmp_path / "job.json").write_text(content)
