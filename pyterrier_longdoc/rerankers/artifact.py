@@ -9,6 +9,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.key import description, own_models
+from ..common.runs import trained_qids
 from .calibrated import Calibrated
 from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION
@@ -25,6 +26,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
     ARTIFACT_TYPE = "longdoc_reranker"
     ARTIFACT_FORMAT = "hf"
     ARTIFACT_PACKAGE_HINT = "pyterrier-longdoc"
+    ARTIFACT_SCHEMATIC_SHOW_AS_TRANSFORMER = True  # otherwise PyTerrier leaves it out of the parts of a pipeline
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -41,6 +43,11 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
     def describe(self) -> dict[str, Any]:
         """Return the descriptions of the model in the folder, and of its calibration if there is one."""
         return {"saved": [description(model) for model in own_models(self._loaded())]}
+
+    @property
+    def trained_qids(self) -> frozenset[str]:
+        """The queries that the model in the folder was trained on."""
+        return trained_qids(self._loaded())
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""

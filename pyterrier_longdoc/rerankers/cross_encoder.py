@@ -445,7 +445,10 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def trained_qids(self) -> frozenset[str]:
-        """The queries that the weights were trained on, by any `fit`, also before they were copied or saved."""
+        """The queries that the weights were trained on, by any `fit`, also before they were copied or saved.
+
+        Validation queries are not among them, although they decide which weights are kept.
+        """
         return frozenset() if self._model is None else self._model.trained_qids
 
     @property
