@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pandas as pd
 import pyterrier as pt
 
@@ -52,6 +53,13 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""
         return self._loaded().transform(inp)
+
+    def _hf_readme(self, *, repo: str, branch: str | None = "main", **options: Any) -> str | None:
+        """Return the dataset card for `to_hf`; None if there is one, which may have been edited."""
+        if huggingface_hub.HfApi().file_exists(repo, "README.md", repo_type="dataset", revision=branch):
+            return None
+        card: str | None = super()._hf_readme(repo=repo, branch=branch, **options)
+        return card
 
     def _loaded(self) -> CrossEncoder | Calibrated:
         if self._reranker is None:
