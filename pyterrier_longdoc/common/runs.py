@@ -81,3 +81,16 @@ def stages_of(pipeline: pt.Transformer) -> Iterator[pt.Transformer]:
     yield pipeline
     for stage in substages(pipeline):
         yield from stages_of(stage)
+
+
+def trained_qids(stage: Any) -> frozenset[str]:
+    """Return the queries that a pipeline was trained on, including the models in `preselect` and in a `PairScorer`.
+
+    A transformer with models by fold answers for them. The model of a scoring function is not seen.
+    """
+    own = getattr(stage, "trained_qids", None)
+    parts = [] if own is not None else list(substages(stage))
+    selector, scorer = getattr(stage, "preselect", None), getattr(stage, "backbone", None)
+    hidden = [getattr(selector, "model", None), getattr(scorer, "scorer", None)]
+    parts += [part for part in hidden if isinstance(part, pt.Transformer)]
+    return frozenset(own or ()).union(*map(trained_qids, parts))

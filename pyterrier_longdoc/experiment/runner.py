@@ -16,7 +16,7 @@ import pyterrier as pt
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
 from ..common.key import frame_digest, model_keys
-from ..common.runs import stages_of, substages
+from ..common.runs import stages_of, trained_qids
 from .cost import Cost, measuring
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
 from .systems import RunPart
@@ -96,7 +96,7 @@ class Runner:
         outcome.papers += papers_of_pipeline(pipeline)
         topics = self.topics if part.fold is None else part.fold.test_topics
         self._refuse_fitted_again(pipeline, part)
-        outcome.doubtful[TRAINED] += len(_trained_qids(pipeline) & set(topics["qid"]))
+        outcome.doubtful[TRAINED] += len(trained_qids(pipeline) & set(topics["qid"]))
         made_by = None
         if self.folder is not None:
             made_by = {
@@ -171,13 +171,6 @@ class Runner:
         if self.batch_size is None:
             self.last_candidates = (stages, topics, frame.copy(), seconds)
         return frame, seconds
-
-
-def _trained_qids(stage: pt.Transformer) -> frozenset[str]:
-    """Return the queries that a pipeline was trained on; a transformer with models by fold answers for them."""
-    if hasattr(stage, "trained_qids"):
-        return stage.trained_qids
-    return frozenset().union(*map(_trained_qids, substages(stage)))
 
 
 def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:

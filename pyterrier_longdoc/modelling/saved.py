@@ -30,6 +30,7 @@ FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_FILE = "training.json"
+ARTIFACT_FILE = "pt_meta.json"
 SAVE_AGAIN = "save the model again"
 
 ITS_NAME = "this-folder-or-hub-id"
@@ -53,6 +54,10 @@ pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
 
 Parameters: `{parameters}`
 """
+
+
+class NewerFormatError(ValueError):
+    """A saved model has a format that this version does not know."""
 
 
 def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, Any]) -> None:
@@ -82,7 +87,7 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
     }
     texts = {
         CONFIG_FILE: pretty(config),
-        "pt_meta.json": pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
+        ARTIFACT_FILE: pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
         "README.md": _card(cls, parameters),
     }
     if model.recipe is not None or model.trained_on is not None or model.trained_qids:
@@ -96,11 +101,13 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
 
 
 def check_replaceable(folder: Path, cls: type, backbone: str) -> None:
-    """Raise ValueError for a folder with another model: of another class, or with another backbone."""
+    """Raise ValueError for a folder with another model: of another class, with another backbone or a newer format."""
     if not (folder / CONFIG_FILE).is_file():
         return
     try:
         _, config = read_config(folder)
+    except NewerFormatError as error:
+        raise ValueError(f"{error}, choose a new folder, or replace this model with overwrite=True") from None
     except ValueError:  # nothing that could be loaded
         return
     name, other = config["class"], config["parameters"]["backbone"]
@@ -130,7 +137,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
                 f"backbone, e.g. MaxP({str(name)!r})"
             )
         if config["format_version"] > FORMAT_VERSION:
-            raise ValueError(f"{str(name)!r} was saved by a newer version: update pyterrier_longdoc")
+            raise NewerFormatError(f"{str(name)!r} was saved by a newer version: update pyterrier_longdoc")
         _ = config["class"], config["parameters"]["backbone"]
     return folder, config
 

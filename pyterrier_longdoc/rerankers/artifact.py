@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pandas as pd
 import pyterrier as pt
 
 from ..common.key import description, own_models
+from ..common.runs import trained_qids
 from .calibrated import Calibrated
 from .cross_encoder import CrossEncoder
 from .saved import CALIBRATION
@@ -25,6 +27,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
     ARTIFACT_TYPE = "longdoc_reranker"
     ARTIFACT_FORMAT = "hf"
     ARTIFACT_PACKAGE_HINT = "pyterrier-longdoc"
+    ARTIFACT_SCHEMATIC_SHOW_AS_TRANSFORMER = True  # otherwise PyTerrier leaves it out of the parts of a pipeline
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -42,9 +45,21 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         """Return the descriptions of the model in the folder, and of its calibration if there is one."""
         return {"saved": [description(model) for model in own_models(self._loaded())]}
 
+    @property
+    def trained_qids(self) -> frozenset[str]:
+        """The queries that the model in the folder was trained on."""
+        return trained_qids(self._loaded())
+
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""
         return self._loaded().transform(inp)
+
+    def _hf_readme(self, *, repo: str, branch: str | None = "main", **options: Any) -> str | None:
+        """Return the dataset card for `to_hf`; None if there is one, which may have been edited."""
+        if huggingface_hub.HfApi().file_exists(repo, "README.md", repo_type="dataset", revision=branch):
+            return None
+        card: str | None = super()._hf_readme(repo=repo, branch=branch, **options)
+        return card
 
     def _loaded(self) -> CrossEncoder | Calibrated:
         if self._reranker is None:

@@ -27,7 +27,7 @@ from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
 from ..modelling.quantized import draw_windows, quantize
-from ..modelling.saved import ITS_NAME
+from ..modelling.saved import ARTIFACT_FILE, ITS_NAME
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
@@ -445,7 +445,10 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def trained_qids(self) -> frozenset[str]:
-        """The queries that the weights were trained on, by any `fit`, also before they were copied or saved."""
+        """The queries that the weights were trained on, by any `fit`, also before they were copied or saved.
+
+        Validation queries are not among them, although they decide which weights are kept.
+        """
         return frozenset() if self._model is None else self._model.trained_qids
 
     @property
@@ -473,7 +476,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         Args:
             folder: created if it does not exist; `load` restores the model from it. A saved model of the same class
                 with the same backbone is replaced.
-            overwrite: also replace a saved model of another class or with another backbone.
+            overwrite: also replace a saved model of another class, with another backbone or by a newer version.
 
         Raises:
             ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder
@@ -535,7 +538,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Args:
             repo_id: `user/name`; created if it does not exist. Its `README.md` is kept, because you may have edited it:
-                delete it on the hub for a new model card.
+                delete it on the hub for a new model card. Files of an earlier model are removed.
             private: whether the repository is private.
             license: the licence of the weights for the model card, e.g. `"mit"`.
             datasets: the training data for the model card, e.g. `["irds/msmarco-document"]`.
@@ -568,7 +571,10 @@ class CrossEncoder(Reranker, pt.Estimator):
                 pt.Artifact.load(folder).to_hf(repo_id)
             if api.file_exists(repo_id, file.name):
                 file.unlink()
-            address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+            old = [*saved.OF_AN_EARLIER_MODEL, f"{saved.PRESELECT_FOLDER}/*", ARTIFACT_FILE]
+            info = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, commit_message=commit_message, delete_patterns=old
+            )  # deletes nothing that it uploads
         if not is_standard:
             saved.note_source(self, self.model, repo_id)
-        return address
+        return str(info)

@@ -94,7 +94,7 @@ def write(reranker: Any, folder: Path, *, calibration: str | None = None, overwr
 
     Raises:
         ValueError: if the backbone uses remote code, which would be missing from the folder, or if the folder contains
-            other files or, without `overwrite`, a model of another class or with another backbone.
+            other files or, without `overwrite`, a model of another class, with another backbone or by a newer version.
         TypeError: for an external scorer, which has no weights.
     """
     reranker.require_weights("saved")

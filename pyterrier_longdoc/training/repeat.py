@@ -16,6 +16,7 @@ from ..common.files import full_path
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
+from ..common.runs import trained_qids
 from .recipe import TrainingArgs
 from .resume import TrainingData, check_new, continue_fit, fit_or_load
 
@@ -89,7 +90,7 @@ class FoldModels(NotebookMixin, pt.Transformer):
     def trained_qids(self) -> frozenset[str]:
         """The queries that the model of their own fold was trained on."""
         pairs = zip(self.models, self.folds, strict=True)
-        return frozenset().union(*(getattr(model, "trained_qids", frozenset()) & {*fold} for model, fold in pairs))
+        return frozenset().union(*(trained_qids(model) & {*fold} for model, fold in pairs))
 
     @property
     def history(self) -> pd.DataFrame:

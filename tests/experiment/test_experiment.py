@@ -280,7 +280,9 @@ def experiment(system, **options):
 FIRST = pt.Transformer.from_df(TASK)
 
 
-@pytest.mark.parametrize("how", ["fit", "copy", "start_from", "save", "fit again", "BeST"])
+@pytest.mark.parametrize(
+    "how", ["fit", "copy", "start_from", "save", "fit again", "BeST", "PairScorer", "preselect", "RankGPT", "artifact"]
+)
 def test_queries_seen_in_training_are_listed(how, cross_encoder, tmp_path):
     if how == "BeST":
         train = TASK[TASK["qid"].isin(PAIRS[0])]
@@ -299,6 +301,15 @@ def test_queries_seen_in_training_are_listed(how, cross_encoder, tmp_path):
         model = ld.MaxP.load(tmp_path / "model")
     elif how == "fit again":
         model.fit(TASK[TASK["qid"].isin(PAIRS[1])], LABELS)
+    elif how == "PairScorer":
+        model = ld.MaxP(ld.PairScorer(pt.Transformer.identity() >> model))
+    elif how == "preselect":
+        model = trained(cross_encoder, preselect=ld.CrossEncoderWindows(2, model))
+    elif how == "RankGPT":
+        model = ld.RankGPT(lambda messages: "[1]", preselect=ld.CrossEncoderWindows(2, model))
+    elif how == "artifact":
+        model.save(tmp_path / "model")
+        model = pt.Artifact.load(tmp_path / "model")
     checks = experiment(FIRST >> model).checks
     seen = checks[checks["check"] == "seen in training"]["queries"].tolist()
     assert seen == [4 if how == "fit again" else 2]

@@ -286,6 +286,17 @@ def test_another_model_is_only_overwritten_on_request(other, saved, tmp_path):
     assert type(ld.CrossEncoder.load(saved)) is type(other)
 
 
+def test_a_model_of_a_newer_version_is_only_overwritten_on_request(saved):
+    model = ld.MaxP.load(saved)
+    edit(saved, format_version=2)
+    before = files_of(saved)
+    with pytest.raises(ValueError, match=r"newer.*overwrite=True"):
+        model.save(saved)
+    assert files_of(saved) == before
+    model.save(saved, overwrite=True)
+    assert ld.MaxP.load(saved) == model
+
+
 def test_left_overs_of_killed_saves_are_removed(saved, tmp_path):
     dead = processes.start(lambda: None)
     processes.wait(dead)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pyterrier as pt
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from ..support.systems import CONTRACT, REPRESENTATIVE, SYSTEMS, make, slow_but
 
@@ -62,15 +63,21 @@ def loopback(tmp_path, monkeypatch):
     def folder(repo_id, repo_type="model"):
         return store / {"dataset": "datasets"}.get(repo_type, "") / repo_id / "resolve" / "main"
 
-    def upload_folder(*, repo_id, folder_path, repo_type="model", revision="main", commit_message=""):
+    def upload_folder(
+        *, repo_id, folder_path, repo_type="model", revision="main", commit_message="", delete_patterns=()
+    ):
+        there = folder(repo_id, repo_type)
+        names = [path.relative_to(there).as_posix() for path in there.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=list(delete_patterns)):
+            (there / name).unlink()
         shutil.copytree(folder_path, folder(repo_id, repo_type), dirs_exist_ok=True)
         return f"https://hub/{repo_id}"
 
     def create_repo(repo_id, *, repo_type="model", private=None, exist_ok=False):
         made.append((repo_type, repo_id, private))
 
-    def file_exists(repo_id, filename):
-        return (folder(repo_id) / filename).is_file()
+    def file_exists(repo_id, filename, *, repo_type="model", revision="main"):
+        return (folder(repo_id, repo_type) / filename).is_file()
 
     here = f"http://127.0.0.1:{server.server_address[1]}"
     hub = SimpleNamespace(

@@ -147,6 +147,30 @@ def test_push_to_hub_uploads_the_saved_files_and_a_model_card(saved, loopback):
     assert (folder / "README.md").read_text(encoding="utf-8") == edited
 
 
+def test_push_to_hub_removes_the_files_of_an_earlier_model_and_no_others(saved, cross_encoder, loopback):
+    earlier = make("MaxP", cross_encoder, preselect=ld.CrossEncoderWindows(1, make("FirstP", cross_encoder)))
+    earlier.model.trained_on = ld.training.TrainedOn(queries=13, used=12)
+    earlier.push_to_hub("me/model")
+    folder = loopback.folder("me/model")
+    assert (folder / "preselect" / "config.json").is_file()
+    (folder / "results.json").write_text("{}")
+    make("FirstP", cross_encoder).push_to_hub("me/model")
+    assert ld.FirstP.load(folder).trained_on is None
+    left = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert left == {path.name for path in saved.iterdir()} | {"results.json"}
+    make("FirstP", cross_encoder).push_to_hub("me/model", format="standard")
+    assert not (folder / "pt_meta.json").exists()
+
+
+def test_the_edited_card_of_a_dataset_is_kept(saved, loopback):
+    model = ld.MaxP.load(saved)
+    model.push_to_hub("me/maxp", artifact=True)
+    card = loopback.folder("me/maxp", "dataset") / "README.md"
+    card.write_text("edited")
+    model.push_to_hub("me/maxp", artifact=True)
+    assert card.read_text() == "edited"
+
+
 def test_a_model_on_the_hub_is_loaded_by_name_and_revision(saved, results, monkeypatch):
     asked = []
 
