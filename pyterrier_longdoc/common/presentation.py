@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyterrier as pt
 
+from .arguments import arguments_of
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -55,8 +56,8 @@ def _in_short(value: Any) -> str:
 
 def _comparable(value: Any) -> dict[str, Any]:
     """Return the arguments of a transformer; arrays as lists, because arrays have no single truth value."""
-    arguments = {f.name: getattr(value, f.name) for f in fields(value)}
-    return {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in arguments.items()}
+    arguments = arguments_of(value).items()
+    return {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in arguments}
 
 
 class ReprMixin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import accumulate
@@ -22,7 +23,7 @@ from ..common.servers import (
     redact,
     without_secrets,
 )
-from .parsing import ends_reasoning, final_answer, token_of_verdict
+from .parsing import ends_reasoning, final_answer, find_verdict
 from .prompts import Message
 
 # One lock for all local models, because a lock per model could not be pickled.
@@ -235,10 +236,11 @@ def _reply_of(answer: Any, verdicts: Sequence[str] | None) -> Reply:
     text = choice.message.content or getattr(choice.message, "refusal", None) or ""
     check_type(str, "a text", content=text)
     positions = getattr(getattr(choice, "logprobs", None), "content", None) or []
-    written = list(accumulate(each.token for each in positions))
-    place = 0 if verdicts is None else token_of_verdict(written, verdicts)
-    logprobs = None
-    if positions and place is not None:
+    tokens, place, logprobs = [each.token for each in positions], 0, None
+    verdict = None if verdicts is None else find_verdict("".join(tokens), verdicts)
+    if verdict is not None:
+        place = bisect_right(list(accumulate(map(len, tokens))), verdict[1])
+    if positions and (verdicts is None or verdict is not None):
         # Of several tokens with the same text, the first and most likely one counts.
         logprobs = {each.token: float(each.logprob) for each in reversed(positions[place].top_logprobs)}
     requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
@@ -309,10 +311,13 @@ class HuggingFaceBackend:
         reply, prompt, answer = self._generate(messages, words)
         with _GENERATING, torch.inference_mode():
             model, tokenizer = self._load()
-            ends = range(1, len(answer) + 1)
-            place = token_of_verdict([tokenizer.decode(answer[:end], skip_special_tokens=True) for end in ends], words)
-            if reply.problem or place is None:
+            verdict = find_verdict(reply.text, words)
+            if reply.problem or verdict is None:
                 return reply
+            ends = range(1, len(answer) + 1)
+            place = bisect_right(
+                ends, verdict[1], key=lambda end: len(tokenizer.decode(answer[:end], skip_special_tokens=True))
+            )
             read = {"input_ids": torch.cat([prompt, answer[:place]])[None]}
             values = self._logprobs(model, tokenizer, read, words)[1]
             return replace(reply, logprobs=values if len(values) == len(words) else None)

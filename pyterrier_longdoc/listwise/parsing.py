@@ -110,12 +110,6 @@ def find_verdict(reply: str, words: Sequence[str]) -> tuple[str, int] | None:
     return word, reply.rindex(answer) + found.start(1)
 
 
-def token_of_verdict(written: Sequence[str], words: Sequence[str]) -> int | None:
-    """Return the number of the token in which a verdict begins, by the texts up to each token; None without one."""
-    verdict = find_verdict(written[-1], words) if written else None
-    return None if verdict is None else next(i for i, text in enumerate(written) if len(text) > verdict[1])
-
-
 def ends_reasoning(reply: str) -> bool:
     """Tell whether a reply says that its reasoning has ended."""
     return bool(_THINK_CLOSE.search(reply) or _ANSWER_OPEN.search(reply))

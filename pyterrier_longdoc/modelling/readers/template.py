@@ -67,7 +67,10 @@ class TemplateReader(Reader):
             return super().tokenize_queries(queries)
         made: dict[tuple[str, str], Query] = {}
         keys = [(words_of_query(query), self.instruction_of(query)) for query in queries]
-        for instruction in dict.fromkeys(instruction for _, instruction in keys):
+        texts_of: dict[str, list[str]] = {}
+        for text, instruction in keys:
+            texts_of.setdefault(instruction, []).append(text)
+        for instruction, texts in texts_of.items():
             words = self._wording(instruction)
             specials = self._specials(words)
             if len(specials) > self.special_tokens():
@@ -75,8 +78,7 @@ class TemplateReader(Reader):
                     f"the instruction {instruction[:40]!r}... in {self.settings.instruction_field!r} has more than "
                     f"{INSTRUCTION_TOKENS} tokens, for which windows leave room: shorten it"
                 )
-            own = [text for text, other in keys if other == instruction]
-            for text, query in self.truncated_queries(own, words.query.lead).items():
+            for text, query in self.truncated_queries(texts, words.query.lead).items():
                 ids = self._joined(query, words.query)
                 made[text, instruction] = replace(
                     query, ids=ids, instruction=instruction, specials=specials if instruction else None
