@@ -38,7 +38,7 @@ _PUBLIC = {
     "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
-    "experiment": ["Experiment", "ExperimentWarning"],
+    "comparison": ["ComparisonWarning", "compare"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "passages": ["Evidence", "Passages"],
     "listwise": [
@@ -48,8 +48,8 @@ _PUBLIC = {
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [
-        "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
-        "evidence_recall", "audit",
+        "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "position_by_query",
+        "length_by_query", "evidence_recall", "audit",
     ],
     "analysis.show": ["show"],
 }  # fmt: skip

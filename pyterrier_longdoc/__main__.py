@@ -23,10 +23,10 @@ import pyterrier as pt
 from ir_measures import RR
 
 from . import demo
-from .analysis import PositionEffectiveness
+from .common.coverage import Coverage
 from .common.frames import TruncationWarning
 from .common.presentation import percent
-from .experiment import Experiment, ExperimentResults, ExperimentWarning
+from .comparison import Comparison, PositionEffectiveness, compare
 
 MOVED_SHARE, MOVED_DEPTH = 1 / 3, 5
 """Share of topics and documents per topic in the second part, where few are enough because effects are large."""
@@ -39,38 +39,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
     models = demo.rerankers(args.backbone, out / "scores.sqlite")
     with warnings.catch_warnings():
-        # The output already reports unread text and failed checks.
-        warnings.simplefilter("ignore", TruncationWarning)
-        warnings.simplefilter("ignore", ExperimentWarning)
-        natural = _run_natural(args, dataset, models, out / "natural")
+        warnings.simplefilter("ignore", TruncationWarning)  # the output already reports unread text
+        natural = _run_natural(args, dataset, models, out)
         moved = None if args.collection else _run_moved(args, models, out)
     demo.draw(natural, moved).savefig(out / "comparison.png", dpi=150)
     if moved is None:
         print("(There is no second part: only the docstrings have known positions of relevant passages.)")
-    print(f"\nruns, tables and comparison.png are in {out}/")
+    print(f"\nper-query values and comparison.png are in {out}/")
     return 0
 
 
-def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
+def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], out: Path) -> Comparison:
     """Run the first part: BM25, the models and the sum on the original documents."""
+    pool = dataset.get_topics()
+    topics = _sample(pool, args.queries, args.seed)
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = demo.first_stage(dataset, Path(scratch) / "index", args.depth)
-        pool = dataset.get_topics()
-        topics = _sample(pool, args.queries, args.seed)
         print(f"{len(topics)} of {len(pool)} topics, {args.depth} documents each, baseline {args.baseline}", flush=True)
-        results = Experiment(
-            demo.pipelines(bm25, dataset.text_loader(), models),
-            topics,
-            dataset.get_qrels(),
-            demo.DEMO_MEASURES,
-            baseline=args.baseline,
-            correction="holm",
-            filter_by_qrels=True,
-            save_dir=folder,
-            save_mode="overwrite",
-            verbose=True,
-        )
-    _report(demo.readable_table(results.table), models, [results])
+        candidates = (bm25 >> dataset.text_loader())(topics)
+    runs, coverages = _rerank(demo.with_sum(models), candidates)
+    values = pt.Experiment(runs, topics, dataset.get_qrels(), demo.DEMO_MEASURES, perquery=True, filter_by_qrels=True)
+    values.to_csv(out / "natural.csv", index=False)
+    results = compare(values, measures=demo.DEMO_MEASURES, baseline=args.baseline, correction="holm")
+    _report(demo.readable_table(results.table), coverages)
     return results
 
 
@@ -78,24 +69,29 @@ def _run_moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -
     """Run the second part: FirstP and MaxP on documents that only differ in the position of the relevant passage."""
     collection: Any = pt.get_dataset("longdoc:docstrings-far")
     topics = _sample(collection.get_topics(), math.ceil(args.queries * MOVED_SHARE), args.seed)
-    moved_models = {name: models[name] for name in ("FirstP", "MaxP")}
     groups = {}
     for place, candidates in demo.moved_candidates(topics, MOVED_DEPTH, args.seed).items():
         print(f"{len(topics)} topics, {MOVED_DEPTH} documents each, relevant passage {place}", flush=True)
-        results = Experiment(
-            {name: pt.Transformer.from_df(candidates) >> model for name, model in moved_models.items()},
-            topics,
-            collection.get_qrels(),
-            [RR],
-            save_dir=out / place,
-            save_mode="overwrite",
-            verbose=True,
-        )
-        groups[place] = demo.with_chance(results, MOVED_DEPTH)
-        groups[place].save(out / place)
+        runs, coverages = _rerank({name: models[name] for name in ("FirstP", "MaxP")}, candidates)
+        values = pt.Experiment(runs, topics, collection.get_qrels(), [RR], perquery=True)
+        values = demo.with_chance(values, MOVED_DEPTH)
+        values.to_csv(out / f"{place}.csv", index=False)
+        groups[place] = compare(values, baseline=demo.CHANCE, correction="holm")
     moved = PositionEffectiveness(groups)
-    _report(demo.readable_by_place(moved), moved_models, list(groups.values()))
+    _report(demo.readable_by_place(moved), coverages)
     return moved
+
+
+def _rerank(
+    systems: Mapping[str, Any], candidates: pd.DataFrame
+) -> tuple[dict[str, pd.DataFrame], dict[str, Coverage]]:
+    """Return the run of each system, and how much of the text each model read."""
+    runs, coverages = {}, {}
+    for name, system in pt.tqdm(systems.items(), desc="rerank", unit="system"):
+        runs[name] = system(candidates)
+        if hasattr(system, "coverage"):
+            coverages[name] = system.coverage
+    return runs, coverages
 
 
 def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
@@ -105,14 +101,12 @@ def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
     return topics.sample(number, random_state=seed).sort_values("qid").reset_index(drop=True)
 
 
-def _report(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[ExperimentResults]) -> None:
-    """Print a table, how much of the documents each model read, and failed checks."""
+def _report(table: pd.DataFrame, coverages: Mapping[str, Coverage]) -> None:
+    """Print a table, and how much of the documents each model read."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
-    for name, model in models.items():
-        coverage, share = model.coverage, percent(model.coverage.share_read, 0)
+    for name, coverage in coverages.items():
+        share = percent(coverage.share_read, 0)
         print(f"{name} read {share} of the documents, {coverage.windows_per_document:.1f} windows of each")
-    for message in dict.fromkeys(message for result in results for message in result.checks["message"]):
-        print(f"note: {message}")
     print(flush=True)
 
 

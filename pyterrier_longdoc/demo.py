@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ import pandas as pd
 import pyterrier as pt
 from ir_measures import AP, nDCG
 
-from .analysis import PositionEffectiveness
 from .common.files import import_extra
 from .common.plots import COLOURS
-from .experiment import ExperimentResults, Statistics
-from .experiment.significance import p_in_words
+from .comparison import Comparison, PositionEffectiveness
+from .comparison.significance import p_in_words
 from .modelling.preselection import BM25Windows
 
 MODELS = ("FirstP", "MaxP", "PARADE", "MaxSim")
@@ -92,14 +90,13 @@ def _without_log() -> Iterator[None]:
             os.close(copy)
 
 
-def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the systems to compare, on the same candidates, which an experiment retrieves once."""
+def with_sum(models: Mapping[str, Any]) -> dict[str, Any]:
+    """Return BM25 (the candidates as they are), the models, and the sum of z-scores, by name."""
     from .rerankers.zscore import ZScore
 
-    candidates, z = first_stage >> text_loader, ZScore()
+    z = ZScore()
     fused = z + (models["MaxP"] >> z) + (models["MaxSim"] >> z)
-    rerankers = {"BM25": pt.Transformer.identity(), **models, SUM: fused}
-    return {name: candidates >> reranker for name, reranker in rerankers.items()}
+    return {"BM25": pt.Transformer.identity(), **models, SUM: fused}
 
 
 def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[str, pd.DataFrame]:
@@ -118,22 +115,18 @@ def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[s
     return {place: candidates.assign(text=candidates["text"].mask(relevant, column)) for place, column in texts.items()}
 
 
-def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
-    """Add the expected reciprocal rank of a random order to the results, as the baseline.
+def with_chance(values: pd.DataFrame, depth: int) -> pd.DataFrame:
+    """Add the expected reciprocal rank of a random order to the per-query values of the measure RR.
 
-    The measure is RR; one of `depth` candidates per topic is relevant, and each rank is equally likely.
+    One of `depth` candidates per topic is relevant, and each rank is equally likely.
     """
     expected = sum(1 / rank for rank in range(1, depth + 1)) / depth
-    return replace(
-        results,
-        values={**results.values, CHANCE: np.full((1, len(results.qids), 1), expected)},
-        seeds={**results.seeds, CHANCE: [None]},
-        statistics=Statistics(baseline=(CHANCE,), correction="holm"),
-    )
+    chance = values[["qid", "measure"]].drop_duplicates().assign(name=CHANCE, value=expected)
+    return pd.concat([values.sort_index(), chance], ignore_index=True)
 
 
-def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> Any:
-    """Draw a panel for an experiment with one baseline and one for moved passages, with 95 % intervals.
+def draw(natural: Comparison, moved: PositionEffectiveness | None = None) -> Any:
+    """Draw a panel for a comparison with one baseline and one for moved passages, with 95 % intervals.
 
     The first panel's intervals are normal approximations over topics. Its bar of the baseline is grey; systems with a
     significant difference from it have a star.

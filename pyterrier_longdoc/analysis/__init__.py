@@ -1,20 +1,17 @@
 """Analyses of long-document retrieval: relevance judgements, positions of relevant text, evidence, calibration."""
 
 from .audit import Audit, audit
+from .by_query import length_by_query, position_by_query
 from .calibration import calibrated_on_nonrelevant, calibrated_on_positions, nonrelevant
-from .effectiveness import PositionEffectiveness, effectiveness_by_position
 from .estimators import Estimator, best_chunk, first_above
-from .evidence import EvidenceRecall, evidence_recall
+from .evidence import evidence_recall
 from .judging import RelevanceJudge, agreement
 from .locating import PassageLocator
 from .positions import RelevantPositions, relevant_positions
-from .query_groups import by_document_length, by_query_value, plot_document_length
-from .sensitivity import PositionSensitivity, position_sensitivity
+from .sensitivity import position_sensitivity
 
 __all__ = [
-    "Audit", "Estimator", "EvidenceRecall", "PassageLocator", "PositionEffectiveness", "PositionSensitivity",
-    "RelevanceJudge", "RelevantPositions", "agreement", "audit", "best_chunk", "by_document_length",
-    "by_query_value", "calibrated_on_nonrelevant", "calibrated_on_positions", "effectiveness_by_position",
-    "evidence_recall", "first_above", "nonrelevant", "plot_document_length", "position_sensitivity",
-    "relevant_positions",
+    "Audit", "Estimator", "PassageLocator", "RelevanceJudge", "RelevantPositions", "agreement", "audit", "best_chunk",
+    "calibrated_on_nonrelevant", "calibrated_on_positions", "evidence_recall", "first_above", "length_by_query",
+    "nonrelevant", "position_by_query", "position_sensitivity", "relevant_positions",
 ]  # fmt: skip

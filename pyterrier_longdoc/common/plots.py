@@ -16,9 +16,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-LABEL_OFFSETS = (4, -13, 16, -25, 28, -37, 40)
-"""Vertical offsets of labels to try, in points."""
-
 
 def new_axes(systems: int = 0) -> Any:
     """Create the axes of a new pyplot figure, with additional height for one legend line per system.
@@ -74,28 +71,3 @@ def finish(ax: Any, *entries: Any) -> Any:
     ax.legend(handles=handles, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     ax.spines[["top", "right"]].set_visible(False)
     return ax
-
-
-def label_points(ax: Any, points: pd.DataFrame) -> None:
-    """Label points (name, horizontal, vertical place), with a line to labels that are farther away."""
-    ax.margins(0.1, 0.2)
-    ax.figure.draw_without_rendering()  # sets limits and layout
-    radius, middle = 4 * ax.figure.dpi / 72, ax.bbox.x0 + ax.bbox.width / 2
-    rows = points.sort_values(points.columns[2]).to_numpy().tolist()
-    places = [ax.transData.transform(row[1:]) for row in rows]
-    bbox = import_extra("matplotlib.transforms", "analysis", "matplotlib is missing").Bbox
-    boxes = [bbox([place - radius, place + radius]) for place in places]
-    for (name, *at), place in zip(rows, places, strict=True):
-        aside, side = (5, "left") if place[0] < middle else (-5, "right")
-        line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.8, "relpos": (side == "right", 0.5), "shrinkB": 2}
-        label = ax.annotate(name, at, xytext=(aside, 4), textcoords="offset points", ha=side, arrowprops=line)
-        for offset in LABEL_OFFSETS:
-            label.set_position((aside, offset))
-            if _text_extent(label).count_overlaps(boxes) == 0:
-                break
-        boxes.append(_text_extent(label))
-
-
-def _text_extent(label: Any) -> Any:
-    label.get_window_extent()  # moves it to its place; this extent includes the line to its point
-    return import_extra("matplotlib.text", "analysis", "matplotlib is missing").Text.get_window_extent(label)

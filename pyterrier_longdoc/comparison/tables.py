@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 Results = Any
-"""`ExperimentResults`, which imports this module."""
+"""`Comparison`, which imports this module."""
 
 Decimals = int | Mapping[str, int] | None
 """For all measures, or by measure."""
@@ -127,7 +127,7 @@ class PaperTable:
         """Return the line that explains the table."""
         first = next(iter(self.results.values()))
         s, note = first.statistics, "" if notation is PLAIN else "Best in bold."
-        seeds = max(len(labels) for results in self.results.values() for labels in results.seeds.values())
+        seeds = max(len(runs) for results in self.results.values() for runs in results.values.values())
         if seeds > 1:
             note += f" Averaged over {seeds} seeds where a system has them."
         references = s.references(first.names)
@@ -169,7 +169,7 @@ def paper_table(
     correction of the baseline.
 
     Args:
-        results: the results of one experiment, or of several by name of the test set, which are shown side by side.
+        results: one comparison, or several by name of the test set, which are shown side by side.
         digits: the number of decimals; None uses the `round` of the results, or 3.
         average: add the mean gain over all columns; None adds it if there are partners and several columns.
 
@@ -177,7 +177,7 @@ def paper_table(
         The table.
 
     Raises:
-        ValueError: if the experiments differ in baselines, partners, test or correction, so that one legend would not
+        ValueError: if the comparisons differ in baselines, partners, test or correction, so that one legend would not
             fit all of them.
     """
     sets = dict(results) if isinstance(results, Mapping) else {"": results}

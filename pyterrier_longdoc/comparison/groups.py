@@ -1,9 +1,9 @@
-"""Effectiveness by the position at which the relevant text begins."""
+"""The same systems on several groups of queries, e.g. by the position of the relevant text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,29 +12,30 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..common.frames import as_strings, check_columns
-from ..common.plots import finish, marker_legend
-from ..experiment import ExperimentResults
-from ..experiment.significance import p_in_words, p_values, resampled_means, without_warnings
-from .positions import RelevantPositions
-from .query_groups import draw_groups, mean_by_query, means_by_group, query_groups
+from ..common.arguments import check_arguments
+from ..common.language import counted
+from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
+from .significance import p_in_words, p_values, resampled_means, without_warnings
+
+Results = Any
+"""`Comparison`, which imports this module."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionEffectiveness:
-    """Results of the same systems on groups of queries, by the position of the relevant text.
+    """Comparisons of the same systems on several groups of queries, e.g. by the position of the relevant text.
 
-    The groups are subsets of the queries of one collection (see `effectiveness_by_position`), or collections that
-    differ only in the position: `PositionEffectiveness({"early": results_1, "far": results_2})`. Groups with the same
-    queries are compared query by query. Other groups can also differ because their queries differ.
+    The groups are subsets of the queries of one collection (see `Comparison.by`), or collections that differ only in
+    the position: `PositionEffectiveness({"early": results_1, "far": results_2})`. Groups with the same queries are
+    compared query by query. Other groups can also differ because their queries differ.
 
     Args:
-        groups: the results by label, in the order of positions. The `statistics` of the first define the intervals.
-        unit: the unit of numbers in the labels, shown on the axis; None if the labels are words.
+        groups: the comparisons by name of the group, in order. The `statistics` of the first define the intervals.
+        label: what the groups differ in, for the axis of the plot.
     """
 
-    groups: Mapping[str, ExperimentResults]
-    unit: str | None = None
+    groups: Mapping[str, Results]
+    label: str = "where the relevant text begins"
 
     def __repr__(self) -> str:
         return f"PositionEffectiveness({', '.join(self._first.names)}; {', '.join(self.groups)})"
@@ -45,11 +46,18 @@ class PositionEffectiveness:
     @cached_property
     def table(self) -> pd.DataFrame:
         """`group, queries, name, measure, mean, low, high`: means over queries with bootstrap intervals."""
-        return means_by_group(self.groups)
+        statistics, rows = self._first.statistics, []
+        for group, results in self.groups.items():
+            for name, values in results.query_values.items():
+                means = resampled_means(values, resamples=statistics.resamples, seed=statistics.seed)
+                low, high = statistics.interval(means)
+                for m, measure in enumerate(results.measures):
+                    rows.append((group, len(values), name, measure, values[:, m].mean(), low[m], high[m]))
+        return pd.DataFrame(rows, columns=["group", "queries", "name", "measure", "mean", "low", "high"])
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """Comparisons of every system to baselines and partners within each group; see `significance.compare`."""
+        """Comparisons of every system to baselines and partners within each group; see `Comparison.comparisons`."""
         frames = {label: results.comparisons for label, results in self.groups.items()}
         return pd.concat(frames, names=["group"]).reset_index(level="group").reset_index(drop=True)
 
@@ -93,19 +101,13 @@ class PositionEffectiveness:
         legend shows the ratio of the worst to the best group and its p-value.
 
         Args:
-            measure: a measure of the experiment; None for the first.
+            measure: a measure of the comparisons; None for the first.
             ax: axes to draw on; None creates a figure.
         """
-        measure = measure or self._first.measures[0]
-        ratios = self.ratios[self.ratios["measure"] == measure]
-        labels = {}
-        for ratio in ratios.to_dict("records"):
-            change = f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
-            if ratio["worst group"] == ratio["best group"]:
-                change = f"{ratio['best']:.2f} in all groups"
-            labels[ratio["name"]] = f"{ratio['name']}: {change}"
-        rows = self.comparisons[self.comparisons["measure"] == measure]
-        statistics, meaning = self._first.statistics, None
+        first, statistics = self._first, self._first.statistics
+        measure = measure or first.measures[0]
+        check_arguments("str", choices=first.measures, measure=measure)
+        rows, meaning = self.comparisons[self.comparisons["measure"] == measure], None
         if len(rows):
             reference = statistics.baseline[0] if statistics.baseline else "its partner"
             correction = f", {statistics.correction} correction" if statistics.correction else ""
@@ -113,12 +115,24 @@ class PositionEffectiveness:
             rows = rows[rows["reference"] == reference] if statistics.baseline else rows[rows["kind"] == "partner"]
         rows = rows[rows["reject"].eq(True)]
         significant = set(zip(rows["group"], rows["name"], strict=True))
-        ax = draw_groups(self.groups, measure, ax=ax, labels=labels, full=significant)
-        ax.set_xlabel("where the relevant text begins" + (f" ({self.unit})" if self.unit else ""))
+        ax, places = ax or new_axes(len(first.names)), np.arange(len(self.groups))
+        means, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
+        shifts = offsets(places, len(first.names))
+        for system, (ratio, shift) in enumerate(zip(ratios.to_dict("records"), shifts, strict=True)):
+            name, own = ratio["name"], means[means["name"] == ratio["name"]]
+            change = f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
+            if ratio["worst group"] == ratio["best group"]:
+                change = f"{ratio['best']:.2f} in all groups"
+            full = [(group, name) in significant for group in own["group"]]
+            draw_means(ax, places + shift, own["mean"], own, full=full, label=f"{name}: {change}", system=system)
+        queries = [counted(len(results.qids), "query", "queries") for results in self.groups.values()]
+        ax.set_xticks(places, [f"{group}\n{number}" for group, number in zip(self.groups, queries, strict=True)])
+        ax.set_ylabel(label_mean(measure, statistics.confidence))
+        ax.set_xlabel(self.label)
         return finish(ax, marker_legend(meaning))
 
     @property
-    def _first(self) -> ExperimentResults:
+    def _first(self) -> Results:
         return next(iter(self.groups.values()))
 
     @cached_property
@@ -140,35 +154,3 @@ class PositionEffectiveness:
             return math.nan, math.nan
         low, high = statistics.interval(worst_means[nonzero] / best_means[nonzero])
         return float(low), float(high)
-
-
-def effectiveness_by_position(
-    results: ExperimentResults, positions: RelevantPositions | pd.DataFrame, *, edges: Sequence[float] | None = None
-) -> PositionEffectiveness:
-    """Group the queries of an experiment by the position at which their relevant text begins.
-
-    Args:
-        results: the results of an experiment.
-        positions: the result of `relevant_positions`, or a frame with `qid, first_token` and, for the default edges,
-            `length` (of the document in tokens), such as the gold positions of a collection. Several rows of a query
-            (several relevant documents) are averaged.
-        edges: the lower bounds of the groups in tokens, ascending; the last group has no upper bound. None uses 0 and
-            the quarters of the median document length, which gives several groups for documents of 1,000 as well as
-            10,000 tokens.
-
-    Returns:
-        The results by group, without queries of unknown position.
-
-    Example:
-        `ld.effectiveness_by_position(results, dataset.gold).plot()`
-    """
-    frame = positions.matched if isinstance(positions, RelevantPositions) else positions
-    check_columns(frame, ("qid", "first_token"), "positions")
-    rows = frame[frame["first_token"].notna()].reset_index(drop=True)
-    if edges is None:
-        check_columns(rows, ("length",), "positions (or set edges=)")
-        lengths = rows.loc[as_strings(rows["qid"]).isin(results.qids), "length"].astype("float64")
-        median = lengths.median() if lengths.notna().any() else 0.0
-        edges = sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})
-    groups = query_groups(results, mean_by_query(rows, rows["first_token"]), edges=edges)
-    return PositionEffectiveness(groups, unit="tokens")

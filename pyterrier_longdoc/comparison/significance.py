@@ -7,9 +7,9 @@ K comparisons share the resamples, so many comparisons cost little more than one
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ import pandas as pd
 from scipy import stats
 
 from ..common.arguments import argument, check_arguments, validate
-from .runs import aggregate
 
 TESTS = ("t", "wilcoxon", "randomisation", "bootstrap")
 RESAMPLES = 10_000
@@ -31,19 +30,26 @@ COMPARISON_COLUMNS = [
     "gain high", "+", "-", "p-value", "reject", "p-value corrected", "effect size", "equivalence p-value", "equivalent",
 ]  # fmt: skip
 
+COUNTS = ("num_", "NumRet", "NumRel", "NumQ")
+"""How the names of counts begin, which are summed over queries instead of averaged."""
+
 Test = str | Callable[[np.ndarray, np.ndarray], Any]
-Baseline = str | int | Sequence[str | int] | None
-"""The name or position of a system, or several of them."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Settings for comparing systems: arguments of `Experiment`, and two more.
+    """How systems are compared: the arguments of `compare`, and two more.
 
     Attributes:
         baseline: the names of all baselines.
+        partner: the partner of each system that has one.
+        test: the test of paired differences.
+        correction: the correction for several comparisons; None for none.
+        alpha: the significance level.
+        margin: the share of the reference's mean within which a system is equivalent to it.
         confidence: the confidence level of the bootstrap intervals.
-        seed: the random seed of the randomisation test and the bootstrap.
+        resamples: the number of resamples of the randomisation test and of the bootstraps.
+        seed: the random seed of the randomisation test and of the bootstraps.
     """
 
     baseline: tuple[str, ...] = ()
@@ -57,14 +63,14 @@ class Statistics:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        validate(self, "Experiment")
+        validate(self, "compare")
         if not callable(self.test):
             check_arguments("str", choices=TESTS, test=self.test)
         if self.correction is None:
             return
         from statsmodels.stats.multitest import multitest_alias
 
-        check_arguments("str", "Experiment", choices=multitest_alias, correction=self.correction)
+        check_arguments("str", "compare", choices=multitest_alias, correction=self.correction)
         if not (self.baseline or self.partner):
             raise ValueError(f"correction={self.correction!r} has no effect without baseline= or partner=")
 
@@ -89,19 +95,14 @@ class Statistics:
         """The name of the test or of its function."""
         return self.test if isinstance(self.test, str) else getattr(self.test, "__name__", repr(self.test))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; a test function is stored by its name."""
-        return {**asdict(self), "test": self.test_name}
+
+def aggregate(values: np.ndarray, measures: Iterable[str]) -> np.ndarray:
+    """Aggregate `(..., Q, M)` per-query values to `(..., M)` means, or sums for counts."""
+    is_sum = np.array([measure.startswith(COUNTS) for measure in measures])
+    return np.where(is_sum, values.sum(axis=-2), values.mean(axis=-2))
 
 
-def baseline_names(baseline: Baseline, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the baselines given by name or position."""
-    items = [] if baseline is None else [baseline] if isinstance(baseline, str | int) else baseline
-    by_position = dict(enumerate(names))
-    return tuple(dict.fromkeys(by_position.get(item, str(item)) if isinstance(item, int) else item for item in items))
-
-
-def compare(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:
+def comparisons(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:
     """Compare systems by their `(Q, M)` values; return a row for each system, reference and measure.
 
     The columns are `COMPARISON_COLUMNS`. `kind` is `"partner"` or `"baseline"`; `low` and `high` bound the difference
@@ -264,7 +265,7 @@ def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Mute numerical warnings about equal systems and single queries, which `checks` reports."""
+    """Mute numerical warnings about equal systems and single queries, of which `compare` warns."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
