@@ -295,7 +295,7 @@ class _Probe:
             if instructions := getattr(self.system, "instruction_field", None):
                 frame[instructions] = ""
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SeenQueriesWarning)  # all texts of an audit have the same query
+                warnings.simplefilter("ignore", SeenQueriesWarning)  # an audit evaluates nothing
                 return scores_by_row(self.system, frame, described(self.system))
         scores = np.asarray(self.system([row[1] for row in rows], [row[2] for row in rows]), dtype="float64")
         if scores.shape != (len(rows),) or not np.isfinite(scores).all():
