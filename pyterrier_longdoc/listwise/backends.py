@@ -80,8 +80,7 @@ class CallableBackend:
         function: takes the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs`
             for `first_token`. Exceptions end the run, except for `ContextOverflowError`, which shortens the documents.
         name: the name of the function in the replay cache; change it when the function changes. Default: the module and
-            name of the function. Jobs on disk and saved runs also compare the code of a function without
-            `name`; what it calls does not count.
+            name of the function.
     """
 
     def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
@@ -95,7 +94,7 @@ class CallableBackend:
         return f"CallableBackend({self.model})"
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, or the function, which then counts by its name and code."""
+        """Return the name, or the function, which counts by its own name."""
         return {"name": self.name} if self.name else {"function": self.function}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:

@@ -26,7 +26,6 @@ import torch
 from ir_measures import nDCG
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.tokens import tokenize
 
@@ -76,8 +75,8 @@ def by_cost(args: argparse.Namespace, model: Any) -> None:
         model.transform(found.head(1))  # loads everything
         if name.endswith("indexed"):
             model.transform(found)
-        else:
-            forget_embeddings()
+        elif isinstance(preselect, ld.EmbeddingWindows):
+            preselect.model.model.reader.cache.clear()
         start = time.perf_counter()
         runs[f"{name} {k}"] = model.transform(found)
         speed = len(found) / (time.perf_counter() - start)

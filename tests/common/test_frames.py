@@ -12,7 +12,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc import analysis
 from pyterrier_longdoc.common.frames import relevance_of, with_text
 from pyterrier_longdoc.data import from_passage_qrels
-from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, k_fold_fit, make_groups
+from pyterrier_longdoc.training import add_judged, evaluate, k_fold_fit, make_groups
 
 from ..support import terrier
 
@@ -30,7 +30,6 @@ CALLS = {
     "Calibrated": lambda qrels: ld.Calibrated(pt.Transformer.identity()).fit(RUN, qrels),
     "fit": lambda qrels: ld.MaxP().fit(RUN, qrels),
     "validation": lambda qrels: ld.MaxP().fit(RUN, QRELS, RUN, qrels),
-    "fit_in_turn": lambda qrels: fit_in_turn(ld.MaxP(), [RUN], qrels, training=[ld.TrainingArgs()]),
     "k_fold_fit": lambda qrels: k_fold_fit(ld.MaxP(), RUN, qrels, [["q1"], ["q2"]]),
     "make_groups": lambda qrels: make_groups(RUN, qrels),
     "add_judged": lambda qrels: add_judged(RUN, qrels),
