@@ -78,7 +78,7 @@ class PositionEffectiveness:
         rows = []
         for name in self._first.names:
             for m, measure in enumerate(self._first.measures):
-                values = {label: self._values(label, name)[:, m] for label in self.groups}
+                values = {label: results.query_values[name][:, m] for label, results in self.groups.items()}
                 worst, best = (extreme(values, key=lambda label: values[label].mean()) for extreme in (min, max))
                 means = values[worst].mean(), values[best].mean()
                 ratio = means[0] / means[1] if means[1] else math.nan
@@ -137,12 +137,7 @@ class PositionEffectiveness:
 
     @cached_property
     def _is_paired(self) -> bool:
-        return all(sorted(results.qids) == sorted(self._first.qids) for results in self.groups.values())
-
-    def _values(self, label: str, name: str) -> np.ndarray:
-        """Return `(Q, M)` values; paired groups are in the order of the first group's queries."""
-        values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
-        return (values.loc[self._first.qids] if self._is_paired else values).to_numpy()
+        return all(results.qids == self._first.qids for results in self.groups.values())
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
         # Groups with the same queries share the resamples.
