@@ -14,7 +14,8 @@ from scipy import stats
 
 from ..common.arguments import check_arguments
 from ..common.language import counted
-from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
+from ..common.plots import draw_means, finish, marker_legend, new_axes, offsets
+from ..common.presentation import percent
 from .significance import p_in_words, p_values, resampled_means, without_warnings
 
 Results = Any
@@ -127,7 +128,7 @@ class PositionEffectiveness:
             draw_means(ax, places + shift, own["mean"], own, full=full, label=f"{name}: {change}", system=system)
         queries = [counted(len(results.qids), "query", "queries") for results in self.groups.values()]
         ax.set_xticks(places, [f"{group}\n{number}" for group, number in zip(self.groups, queries, strict=True)])
-        ax.set_ylabel(label_mean(measure, statistics.confidence))
+        ax.set_ylabel(f"{measure}: mean and {percent(statistics.confidence, 0)} interval")
         ax.set_xlabel(self.label)
         return finish(ax, marker_legend(meaning))
 
