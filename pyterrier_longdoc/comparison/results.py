@@ -147,6 +147,8 @@ class Comparison:
         """
         if "baseline" in changes:
             changes["baseline"] = _names(changes["baseline"])
+        if "partner" in changes:
+            changes["partner"] = dict(changes["partner"] or {})
         return dataclasses.replace(self, statistics=dataclasses.replace(self.statistics, **changes))
 
     def subset(self, qids: Iterable[str]) -> Comparison:
