@@ -184,11 +184,6 @@ class Model(nn.Module):
         return self.origin in ("fit", "copied")
 
     @property
-    def is_changed(self) -> bool:
-        """Whether it differs from a new model with the same arguments: it is trained or quantized."""
-        return self.is_trained or self.encoder.quantized is not None
-
-    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.parameters()).device
