@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyterrier as pt
-from pyterrier_longdoc.experiment.significance import Statistics, resampled_means
 from scipy.special import expit
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.comparison.significance import Statistics, resampled_means
 from pyterrier_longdoc.modelling.tokens import TokenizedText, tokenized
 from pyterrier_longdoc.rerankers.calibrated import FEWEST
 

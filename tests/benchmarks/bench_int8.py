@@ -71,7 +71,7 @@ def row_of(dataset: Any, results: dict[str, pd.DataFrame]) -> dict[str, Any]:
         "tau": round(tau, 3),
     }
     if len(dataset.gold):
-        table = ld.evidence_recall(results, dataset.gold, 1).table.set_index("system")["mean"]
+        table = ld.evidence_recall(results, dataset.gold, 1).groupby("name")["value"].mean()
         row["evidence@1"] = " / ".join(f"{table[name]:.3f}" for name in results)
     halves = topics["qid"].iloc[::2]
     errors = []
