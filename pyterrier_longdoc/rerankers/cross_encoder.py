@@ -331,7 +331,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         elif not self.verbose and (summary.used < summary.queries or summary.not_found):
             warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
         model, settings = self.model, None
-        queries = frozenset({digest_of_query(group.query) for group in data.groups})
+        queries = model.trained_queries.union(digest_of_query(group.query) for group in data.groups)
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
         try:

@@ -214,7 +214,7 @@ def _fit_jointly(
     recipe, model = ranker.recipe, ranker.model
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
     groups, settings = make_groups(candidates.frame, qrels, recipe, ranker.queries), {}
-    queries = frozenset({digest_of_query(group.query) for group in groups})
+    queries = model.trained_queries.union(digest_of_query(group.query) for group in groups)
     if recipe.checkpoint is not None:
         settings = {**training_settings(ranker, validation_run, validation_qrels), "segments": candidates.segments}
 
