@@ -41,10 +41,7 @@ _PUBLIC = {
     "comparison": ["ComparisonWarning", "compare"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "passages": ["Evidence", "Passages"],
-    "listwise": [
-        "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
-        "ReasonedPointwise",
-    ],
+    "listwise": ["RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend"],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [

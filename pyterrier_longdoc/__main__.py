@@ -82,9 +82,7 @@ def _run_moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -
     return moved
 
 
-def _rerank(
-    systems: Mapping[str, Any], candidates: pd.DataFrame
-) -> tuple[dict[str, Any], dict[str, Coverage]]:
+def _rerank(systems: Mapping[str, Any], candidates: pd.DataFrame) -> tuple[dict[str, Any], dict[str, Coverage]]:
     """Return the run of each system, and how much of the text each model read."""
     runs, coverages = {}, {}
     for name, system in pt.tqdm(systems.items(), desc="rerank", unit="system"):
