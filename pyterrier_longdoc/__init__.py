@@ -22,7 +22,6 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.maxsim": ["MaxSim"],
     "rerankers.list_reranker": ["ListReranker"],
-    "rerankers.calibrated": ["Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],

@@ -56,9 +56,9 @@ class Backend(Protocol):
     """
 
     @property
-    def model(self) -> str: ...  # noqa: D102
+    def model(self) -> str: ...
     @property
-    def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def settings(self) -> Mapping[str, Any]: ...
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Send a conversation; raise BackendError if there is no reply. Must be thread-safe."""
