@@ -165,7 +165,8 @@ class ShownRanking:
     characters: int
 
     def __repr__(self) -> str:
-        return f"<{self._title()}; {counted(len(self.documents), 'document', 'documents')}, shown in notebooks: save(FILE)>"
+        number = counted(len(self.documents), "document", "documents")
+        return f"<{self._title()}; {number}, shown in notebooks: save(FILE)>"
 
     def save(self, file: str | Path) -> None:
         """Write the ranking as an HTML page."""
