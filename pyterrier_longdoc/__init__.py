@@ -34,7 +34,7 @@ _PUBLIC = {
     "modelling.layout": ["InputLayout"],
     "modelling.templates": ["Template"],
     "modelling.preselection": ["FirstK", "BM25Windows"],
-    "common.frames": ["EmptyTextWarning", "TruncationWarning"],
+    "common.frames": ["EmptyTextWarning", "SeenQueriesWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "comparison": ["ComparisonWarning", "compare"],

@@ -23,7 +23,6 @@ import pyterrier as pt
 from ir_measures import RR
 
 from . import demo
-from .common.coverage import Coverage
 from .common.frames import TruncationWarning
 from .common.presentation import percent
 from .comparison import Comparison, PositionEffectiveness, compare
@@ -57,11 +56,11 @@ def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, An
         bm25 = demo.first_stage(dataset, Path(scratch) / "index", args.depth)
         print(f"{len(topics)} of {len(pool)} topics, {args.depth} documents each, baseline {args.baseline}", flush=True)
         candidates = (bm25 >> dataset.text_loader())(topics)
-    runs, coverages = _rerank(demo.with_sum(models), candidates)
+    runs = _rerank(demo.with_sum(models), candidates)
     values = pt.Experiment(runs, topics, dataset.get_qrels(), demo.DEMO_MEASURES, perquery=True, filter_by_qrels=True)
     values.to_csv(out / "natural.csv", index=False)
     results = compare(values, measures=demo.DEMO_MEASURES, baseline=args.baseline, correction="holm")
-    _report(demo.readable_table(results.table), coverages)
+    _report(demo.readable_table(results.table), models, candidates)
     return results
 
 
@@ -69,27 +68,22 @@ def _run_moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -
     """Run the second part: FirstP and MaxP on documents that only differ in the position of the relevant passage."""
     collection: Any = pt.get_dataset("longdoc:docstrings-far")
     topics = _sample(collection.get_topics(), math.ceil(args.queries * MOVED_SHARE), args.seed)
-    groups = {}
+    systems, groups = {name: models[name] for name in ("FirstP", "MaxP")}, {}
     for place, candidates in demo.moved_candidates(topics, MOVED_DEPTH, args.seed).items():
         print(f"{len(topics)} topics, {MOVED_DEPTH} documents each, relevant passage {place}", flush=True)
-        runs, coverages = _rerank({name: models[name] for name in ("FirstP", "MaxP")}, candidates)
+        runs = _rerank(systems, candidates)
         values = pt.Experiment(runs, topics, collection.get_qrels(), [RR], perquery=True)
         values = demo.with_chance(values, MOVED_DEPTH)
         values.to_csv(out / f"{place}.csv", index=False)
         groups[place] = compare(values, baseline=demo.CHANCE, correction="holm")
     moved = PositionEffectiveness(groups)
-    _report(demo.readable_by_place(moved), coverages)
+    _report(demo.readable_by_place(moved), systems, candidates)
     return moved
 
 
-def _rerank(systems: Mapping[str, Any], candidates: pd.DataFrame) -> tuple[dict[str, Any], dict[str, Coverage]]:
-    """Return the run of each system, and how much of the text each model read."""
-    runs, coverages = {}, {}
-    for name, system in pt.tqdm(systems.items(), desc="rerank", unit="system"):
-        runs[name] = system(candidates)
-        if hasattr(system, "coverage"):
-            coverages[name] = system.coverage
-    return runs, coverages
+def _rerank(systems: Mapping[str, Any], candidates: pd.DataFrame) -> dict[str, Any]:
+    """Return the run of each system."""
+    return {name: system(candidates) for name, system in pt.tqdm(systems.items(), desc="rerank", unit="system")}
 
 
 def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
@@ -99,10 +93,11 @@ def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
     return topics.sample(number, random_state=seed).sort_values("qid").reset_index(drop=True)
 
 
-def _report(table: pd.DataFrame, coverages: Mapping[str, Coverage]) -> None:
-    """Print a table, and how much of the documents each model read."""
+def _report(table: pd.DataFrame, models: Mapping[str, Any], candidates: pd.DataFrame) -> None:
+    """Print a table, and how much of the documents each model reads, also of those with a stored score."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
-    for name, coverage in coverages.items():
+    for name, model in models.items():
+        coverage = model.summary(candidates)
         share = percent(coverage.share_read, 0)
         print(f"{name} read {share} of the documents, {coverage.windows_per_document:.1f} windows of each")
     print(flush=True)
@@ -123,7 +118,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=7, help=depth)
     baseline = "system against which the others are tested (default BM25)"
     parser.add_argument("--baseline", default="BM25", choices=("BM25", *demo.MODELS, demo.SUM), help=baseline)
-    parser.add_argument("--output", default="longdoc-demo", help="folder for scores, runs, tables and the figure")
+    parser.add_argument("--output", default="longdoc-demo", help="folder for scores, per-query values and the figure")
     parser.add_argument("--seed", type=int, default=42, help="random seed of the samples (default 42)")
     args = parser.parse_args(argv)
     if args.queries < 0 or args.depth < 1:

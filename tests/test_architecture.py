@@ -15,8 +15,8 @@ import pyterrier_longdoc as ld
 PACKAGE = Path(ld.__file__).parent
 LIGHT = (
     "common",
+    "comparison",
     "data",
-    "experiment",
     "listwise",
     "passages",
     "scale",
@@ -27,7 +27,7 @@ LIGHT = (
     "modelling.preselection",
     "papers.presets",
 )
-WITH_PUBLIC_NAMES = ("", "analysis", "data", "experiment", "listwise", "passages", "scale", "training")
+WITH_PUBLIC_NAMES = ("", "analysis", "comparison", "data", "listwise", "passages", "scale", "training")
 
 
 IMPORT_ALL_OF = """

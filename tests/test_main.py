@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+from scipy import stats
 
-from pyterrier_longdoc import TruncationWarning, ZScore, demo
+import pyterrier_longdoc as ld
 from pyterrier_longdoc import __main__ as command
-from pyterrier_longdoc.analysis import PositionEffectiveness
+from pyterrier_longdoc import demo
+from pyterrier_longdoc.comparison import Comparison, PositionEffectiveness
 from pyterrier_longdoc.data import DocstringsDataset, provider
-from pyterrier_longdoc.experiment import Experiment, ExperimentResults, ExperimentWarning, Statistics
 from pyterrier_longdoc.modelling.model import Model
 
 from .support import tiny
@@ -79,54 +80,51 @@ def computed(monkeypatch):
     return numbers
 
 
-def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, recwarn, computed):
+def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, computed):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]
-    assert command.main(arguments) == 0
-    assert sorted(path.parent.name for path in out.glob("natural/runs/*/run.res.gz")) == sorted(SYSTEMS)
-    table = pd.read_csv(out / "natural" / "table.csv").set_index("name")
-    assert list(table.index) == SYSTEMS
-    assert {"nDCG@10", "nDCG@10 p-value", "nDCG@10 p-value corrected", "AP"} <= set(table.columns)
+    with pytest.warns(ld.ComparisonWarning, match="4 queries") as told:
+        assert command.main(arguments) == 0
+    assert not [each for each in told if issubclass(each.category, ld.TruncationWarning)]
+    values = pd.read_csv(out / "natural.csv")
+    means = values.pivot_table("value", "name", "measure")
+    assert sorted(means.index) == sorted(SYSTEMS)
     # The fact that answers a query stands behind more than 477 tokens of filler.
-    assert table.loc["MaxP", "AP"] == 1.0
-    assert table.loc["FirstP", "AP"] < 1.0
+    assert means.loc["MaxP", "AP"] == 1.0
+    assert means.loc["FirstP", "AP"] < 1.0
     assert (out / "comparison.png").stat().st_size > 10_000
     printed = capfd.readouterr()
-    assert "PARADE read" in printed.out
-    assert "4 queries; comparisons need at least 25" in printed.out
+    assert len(report(printed.out)) == 4
     assert "no second part" in printed.out
     assert "[info]" not in printed.out  # of PISA, which logs past Python's streams
-    assert not (out / "far").exists()
-    assert screen(printed.err) == ["Experiment"]
-    assert not [each for each in recwarn if issubclass(each.category, TruncationWarning | ExperimentWarning)]
+    assert not (out / "far.csv").exists()
+    assert screen(printed.err) == ["rerank"]
 
     # The sum has the models' scores, and another job reads those of the first one.
     assert sum(computed) == 4 * len(FACTS) * len(FACTS)
     computed.clear()
-    assert command.main(arguments) == 0
+    with pytest.warns(ld.ComparisonWarning, match="4 queries"):
+        assert command.main(arguments) == 0
     assert sum(computed) == 0
-    pd.testing.assert_frame_equal(table, pd.read_csv(out / "natural" / "table.csv").set_index("name"))
+    pd.testing.assert_frame_equal(values, pd.read_csv(out / "natural.csv"))
+    assert report(capfd.readouterr().out) == report(printed.out)
 
 
-def test_all_systems_share_one_retrieval(collection):
-    dataset, calls = pt.get_dataset(f"longdoc:folder:{collection}"), []
-    topics = dataset.get_topics()
-    candidates = topics.merge(pd.DataFrame({"docno": list(FACTS), "score": [2.0, 1.0, 1.0, 0.5]}), how="cross")
+def report(printed: str) -> list[str]:
+    """The lines about what each model read."""
+    return [line for line in printed.splitlines() if line.startswith(demo.MODELS) and "%" in line]
 
-    def retrieve(queries):
-        calls.append(len(queries))
-        return candidates[candidates["qid"].isin(queries["qid"])]
 
-    bm25, model = pt.apply.generic(retrieve), pt.apply.doc_score(lambda row: row["text"].count("o"))
-    systems = demo.pipelines(bm25, dataset.text_loader(), dict.fromkeys(demo.MODELS, model))
-    with pytest.warns(ExperimentWarning, match="tied scores"):
-        results = Experiment(systems, topics, dataset.get_qrels(), ["AP"])
-    assert results.names == SYSTEMS
-    assert calls == [len(topics)]
-    scored, z = bm25 >> dataset.text_loader() >> model >> ZScore(), ZScore()
-    twice = ((bm25 >> z) + scored + scored)(topics)
-    once = systems[demo.SUM](topics)[twice.columns]
-    pd.testing.assert_frame_equal(once, twice, check_exact=True)
+def test_the_sum_is_that_of_z_scores():
+    candidates = pd.DataFrame({"qid": "1", "query": "o", "docno": list(FACTS), "text": list(FACTS.values())})
+    candidates = pt.model.add_ranks(candidates.assign(score=[2.0, 1.0, 1.5, 0.5]))
+    models = dict.fromkeys(demo.MODELS, pt.apply.doc_score(lambda row: row["text"].count("o")))
+    systems = demo.with_sum(models)
+    assert list(systems) == SYSTEMS
+    pd.testing.assert_frame_equal(systems["BM25"](candidates), candidates)
+    z = [stats.zscore(system(candidates).set_index("docno")["score"].loc[list(FACTS)]) for system in systems.values()]
+    found = systems[demo.SUM](candidates).set_index("docno")["score"].loc[list(FACTS)]
+    np.testing.assert_allclose(found, z[0] + z[2] + z[4])
 
 
 def screen(log: str) -> list[str]:
@@ -143,18 +141,18 @@ def test_the_demo_has_two_parts(docstrings, tmp_path, capsys, computed):
     capsys.readouterr()
     assert command.main(arguments) == 0
     printed = capsys.readouterr()
-    assert screen(printed.err) == ["Experiment"] * 4
+    assert screen(printed.err) == ["rerank"] * 4
     chance = np.mean(1 / np.arange(1, command.MOVED_DEPTH + 1))
-    tables = {place: pd.read_csv(out / place / "table.csv").set_index("name") for place in demo.PLACES}
-    for table in tables.values():
-        assert list(table.index) == ["FirstP", "MaxP", demo.CHANCE]
-        assert table.loc[demo.CHANCE, "RR"] == pytest.approx(chance)
+    means = {place: pd.read_csv(out / f"{place}.csv").groupby("name")["value"].mean() for place in demo.PLACES}
+    for of_place in means.values():
+        assert list(of_place.index) == ["FirstP", "MaxP", demo.CHANCE]
+        assert of_place[demo.CHANCE] == pytest.approx(chance)
     first_part, moved = printed.out.split("(* p < 0.05)")[:2]
     assert all(name in first_part for name in SYSTEMS)
     (first,) = [line for line in moved.splitlines() if line.strip().startswith("FirstP ") and "read" not in line]
     figures = iter(first.split())
-    assert all(f"{table.loc['FirstP', 'RR']:.3f}" in figures for table in tables.values())  # in the order of places
-    assert printed.out.endswith(f"runs, tables and comparison.png are in {out}/\n")
+    assert all(f"{of_place['FirstP']:.3f}" in figures for of_place in means.values())  # in the order of places
+    assert printed.out.endswith(f" in {out}/\n")
     assert sum(computed) > 0
     computed.clear()
     assert command.main(arguments) == 0
@@ -185,15 +183,18 @@ def test_chance_is_the_mean_reciprocal_rank_over_all_orders():
     orders = list(itertools.permutations("0123"))
     runs = [[ir_measures.ScoredDoc("q", docno, -rank) for rank, docno in enumerate(order)] for order in orders]
     expected = np.mean([ir_measures.calc_aggregate([ir_measures.RR], qrels, run)[ir_measures.RR] for run in runs])
-    results = demo.with_chance(made_up({"MaxP": [1.0, 0.5]}, "RR"), depth=len("0123"))
+    results = compared({"MaxP": [1.0, 0.5], "FirstP": [0.5, 0.5]}, "RR", demo.CHANCE)
     np.testing.assert_allclose(results.query_values[demo.CHANCE], expected)
-    assert results.comparisons[["name", "reference"]].to_numpy().tolist() == [["MaxP", demo.CHANCE]]
+    assert results.names == ["MaxP", "FirstP", demo.CHANCE]
 
 
-def made_up(values: dict[str, list[float]], measure: str, **statistics) -> ExperimentResults:
-    shaped = {name: np.array(of_system).reshape(1, -1, 1) for name, of_system in values.items()}
-    qids = [f"q{n}" for n in range(next(iter(shaped.values())).shape[1])]
-    return ExperimentResults(shaped, {name: [None] for name in shaped}, qids, [measure], Statistics(**statistics))
+def compared(values: dict[str, list[float]], measure: str, baseline: str) -> Comparison:
+    """A comparison with these values, and with chance at a depth of four if this is the baseline."""
+    rows = [(name, f"q{n}", measure, value) for name, given in values.items() for n, value in enumerate(given)]
+    frame = pd.DataFrame(rows, columns=["name", "qid", "measure", "value"])
+    if baseline == demo.CHANCE:
+        frame = demo.with_chance(frame.sort_values("name"), depth=4)  # as PyTerrier sorts it
+    return ld.compare(frame, baseline=baseline, correction="holm")
 
 
 def around(mean: float, topics: int = 20, spread: float = 0.1) -> list[float]:
@@ -204,8 +205,8 @@ def around(mean: float, topics: int = 20, spread: float = 0.1) -> list[float]:
 
 
 def test_the_figure_has_a_panel_for_each_part():
-    natural = made_up({"BM25": around(0.5), "MaxP": around(0.9)}, "nDCG@10", baseline=("BM25",), correction="holm")
-    groups = {place: demo.with_chance(made_up({"MaxP": around(0.9)}, "RR"), depth=5) for place in ("early", "far")}
+    natural = compared({"BM25": around(0.5), "MaxP": around(0.9)}, "nDCG@10", "BM25")
+    groups = {place: compared({"MaxP": around(0.9)}, "RR", demo.CHANCE) for place in ("early", "far")}
     systems, places = demo.draw(natural, PositionEffectiveness(groups)).axes
     assert [label.get_text() for label in systems.get_yticklabels()] == ["BM25", "MaxP *"]
     assert [bar.get_width() for bar in systems.patches] == pytest.approx([0.5, 0.9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, groupby, islice, pairwise
@@ -13,7 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments, check_type
-from ..common.frames import check_columns, keys_of, texts_of
+from ..common.frames import SeenQueriesWarning, check_columns, keys_of, texts_of
 from ..common.language import SPACED_WORD, counted
 from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import described, percent
@@ -293,7 +294,9 @@ class _Probe:
             frame = pd.DataFrame(rows, columns=["qid", "query", self.text_field])
             if instructions := getattr(self.system, "instruction_field", None):
                 frame[instructions] = ""
-            return scores_by_row(self.system, frame, described(self.system))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SeenQueriesWarning)  # an audit evaluates nothing
+                return scores_by_row(self.system, frame, described(self.system))
         scores = np.asarray(self.system([row[1] for row in rows], [row[2] for row in rows]), dtype="float64")
         if scores.shape != (len(rows),) or not np.isfinite(scores).all():
             raise ValueError(f"{self.system!r} must return one finite number for each of {len(rows)} texts")

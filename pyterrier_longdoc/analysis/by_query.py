@@ -41,5 +41,5 @@ def length_by_query(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[s
 
 
 def _means(qids: pd.Series, values: pd.Series) -> dict[str, float]:
-    means = values.astype("float64").groupby(as_strings(qids), sort=False).mean().dropna()
-    return {str(qid): float(mean) for qid, mean in means.items()}
+    rows = pd.DataFrame({"qid": as_strings(qids).to_numpy(), "value": values.to_numpy()}).dropna()
+    return rows.astype({"value": "float64"}).groupby("qid", sort=False)["value"].mean().to_dict()

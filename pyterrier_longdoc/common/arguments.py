@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields
 from numbers import Integral, Real
@@ -192,14 +192,6 @@ def check_checkpoint(**names: Any) -> None:
     for name, value in names.items():
         if not isinstance(value, str | Path) or not str(value):
             raise ValueError(f"{name}={value!r} must be a folder or the name of a model on the Hugging Face hub")
-
-
-def check_seeds(seeds: Any) -> None:
-    """Raise ValueError unless the seeds are distinct whole numbers."""
-    numbers = list(seeds) if isinstance(seeds, Iterable) else []
-    are_whole = all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers)
-    if not numbers or not are_whole or len(set(numbers)) < len(numbers):
-        raise ValueError(f"seeds={seeds!r} must be a list of distinct whole numbers, e.g. [0, 1, 2]")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from threading import Lock
@@ -25,14 +24,11 @@ class Sized(Protocol):
 MakeValues = Callable[[list[int]], Iterable[Any]]
 """Computes the values of keys, given by their indices in a list, in order."""
 
-_CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
-
 
 class EmbeddingCache:
     """A thread-safe cache of limited size for the embeddings, token states and tokens of texts. A copy starts empty."""
 
     def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
-        _CACHES.add(self)
         self.max_bytes = max_bytes
         self._values: OrderedDict[Hashable, Sized] = OrderedDict()
         self._bytes = 0
@@ -78,9 +74,3 @@ class EmbeddingCache:
                 self.put(keys[i], value)
                 values[i] = value
         return values
-
-
-def forget_embeddings() -> None:
-    """Empty the caches of all loaded models, e.g. before a measurement."""
-    for cache in list(_CACHES):
-        cache.clear()

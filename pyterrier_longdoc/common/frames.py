@@ -75,6 +75,10 @@ class EmptyTextWarning(UserWarning):
     """Rows have no text or no query; `coverage` of the transformer shows how many."""
 
 
+class SeenQueriesWarning(UserWarning):
+    """A model scores queries that it was trained on, which says little about other queries."""
+
+
 def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
     """Return the column names in an argument with one or several names."""
     names = [text_field] if isinstance(text_field, str) else text_field
@@ -110,6 +114,11 @@ def check_windows(results: pd.DataFrame, text_field: TextField, repeat: TextFiel
 def digest_of_text(text: Text) -> str:
     """Return a fingerprint of the text that is split into windows, ignoring white space at its end."""
     return blake2b(as_document(text).text.rstrip().encode(), digest_size=8).hexdigest()
+
+
+def digest_of_query(query: Question) -> str:
+    """Return a fingerprint of the query without its instruction, by which a model knows its training queries."""
+    return blake2b(words_of_query(query).encode(), digest_size=8).hexdigest()
 
 
 def with_windows_in(results: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:

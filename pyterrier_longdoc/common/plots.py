@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from .files import import_extra
-from .presentation import percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
 """The colour-blind friendly colours of Okabe & Ito that are visible on white and on black."""
@@ -51,11 +50,6 @@ def draw_means(
     style, significant = line_style(system), np.array(full, dtype=bool)
     ax.errorbar(at, middle, yerr=ends, markerfacecolor=ax.get_facecolor(), capsize=3, label=label, **style)
     ax.scatter(at[significant], middle[significant], zorder=3, **style)
-
-
-def label_mean(measure: str, confidence: float) -> str:
-    """Return the axis label of means with intervals."""
-    return f"{measure}: mean and {percent(confidence, 0)} interval"
 
 
 def marker_legend(meaning: str | None) -> Any:

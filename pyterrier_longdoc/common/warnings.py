@@ -19,14 +19,18 @@ import pandas as pd
 from .coverage import Coverage
 from .frames import (
     EmptyTextWarning,
+    Question,
+    SeenQueriesWarning,
     Text,
     TruncationWarning,
     as_document,
+    digest_of_query,
     field_names,
     is_from_terrier,
     keys_of,
     strings,
 )
+from .language import counted
 
 _QUERY_LANGUAGE = re.compile(r"^\s*applypipeline:|#combine:|#uw\d*\(")
 """Syntax written by query expansion and `SDM`, but not by users."""
@@ -94,6 +98,15 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
                 cure = "measures count it once: give each row its own docno, as ld.Passages does, or keep one"
                 warn_once(transformer, f"{name}: {problem}; {cure}.", UserWarning)
                 break
+
+
+def warn_of_seen_queries(transformer: Any, trained: frozenset[str], queries: Sequence[Question]) -> None:
+    """Warn once about queries that are among the training queries, given by their digests."""
+    seen = len(trained.intersection(map(digest_of_query, set(queries))))
+    if seen and SeenQueriesWarning.__name__ not in transformer.warned:
+        transformer.warned.add(SeenQueriesWarning.__name__)  # not the message, whose number differs between calls
+        what = f"{type(transformer).__name__} scores {counted(seen, 'query', 'queries')}"
+        warn(f"{what} that it was trained on: evaluate it on others.", SeenQueriesWarning)
 
 
 def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:

@@ -14,7 +14,8 @@ from scipy import stats
 
 from ..common.arguments import check_arguments
 from ..common.language import counted
-from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
+from ..common.plots import draw_means, finish, marker_legend, new_axes, offsets
+from ..common.presentation import percent
 from .significance import p_in_words, p_values, resampled_means, without_warnings
 
 Results = Any
@@ -78,7 +79,7 @@ class PositionEffectiveness:
         rows = []
         for name in self._first.names:
             for m, measure in enumerate(self._first.measures):
-                values = {label: self._values(label, name)[:, m] for label in self.groups}
+                values = {label: results.query_values[name][:, m] for label, results in self.groups.items()}
                 worst, best = (extreme(values, key=lambda label: values[label].mean()) for extreme in (min, max))
                 means = values[worst].mean(), values[best].mean()
                 ratio = means[0] / means[1] if means[1] else math.nan
@@ -127,7 +128,7 @@ class PositionEffectiveness:
             draw_means(ax, places + shift, own["mean"], own, full=full, label=f"{name}: {change}", system=system)
         queries = [counted(len(results.qids), "query", "queries") for results in self.groups.values()]
         ax.set_xticks(places, [f"{group}\n{number}" for group, number in zip(self.groups, queries, strict=True)])
-        ax.set_ylabel(label_mean(measure, statistics.confidence))
+        ax.set_ylabel(f"{measure}: mean and {percent(statistics.confidence, 0)} interval")
         ax.set_xlabel(self.label)
         return finish(ax, marker_legend(meaning))
 
@@ -137,12 +138,7 @@ class PositionEffectiveness:
 
     @cached_property
     def _is_paired(self) -> bool:
-        return all(sorted(results.qids) == sorted(self._first.qids) for results in self.groups.values())
-
-    def _values(self, label: str, name: str) -> np.ndarray:
-        """Return `(Q, M)` values; paired groups are in the order of the first group's queries."""
-        values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
-        return (values.loc[self._first.qids] if self._is_paired else values).to_numpy()
+        return all(results.qids == self._first.qids for results in self.groups.values())
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
         # Groups with the same queries share the resamples.

@@ -147,6 +147,8 @@ class Comparison:
         """
         if "baseline" in changes:
             changes["baseline"] = _names(changes["baseline"])
+        if "partner" in changes:
+            changes["partner"] = dict(changes["partner"] or {})
         return dataclasses.replace(self, statistics=dataclasses.replace(self.statistics, **changes))
 
     def subset(self, qids: Iterable[str]) -> Comparison:
@@ -226,7 +228,8 @@ def compare(
         values: `name, qid, measure, value`, as `pt.Experiment(..., perquery=True)` returns without `round=`, which
             would round what is tested. Rows without a value (topics without judgements) are left out. Systems are in
             the order of the index, which is that of the experiment.
-        measures: the measures to show, in this order; None for all.
+        measures: the measures to show, in this order. None shows all in the order of the rows, which can differ from
+            run to run: PyTerrier does not keep that of its `eval_metrics`.
         baseline: the name of a system, or several names. All other systems are compared to each.
         partner: a dict `{system: partner}`. The gain of a system is relative to its partner, e.g. its own FirstP.
         seeds: a dict `{system: names}`: the runs with these names become one system. Their values are averaged per

@@ -45,16 +45,8 @@ class TextLoader(pt.Transformer):
     """
 
     # No dataclass, which would have a key: texts count where they are read.
-    def __init__(
-        self,
-        documents: Documents,
-        fields: list[str],
-        name: str = "",
-        verbose: bool = False,
-        papers: tuple[str, ...] | None = None,
-    ) -> None:
+    def __init__(self, documents: Documents, fields: list[str], name: str = "", verbose: bool = False) -> None:
         self.documents, self.fields, self.name, self.verbose = documents, fields, name, verbose
-        self.papers = papers  # not empty, because PyTerrier treats an empty tuple as transformers
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Add the fields; raise KeyError if a docno is not in the collection."""
@@ -235,7 +227,7 @@ class PositionedCollection(pt.datasets.Dataset):
             check_arguments("str", repr(self), choices=available, fields=name)
         key = (tuple(names), verbose)
         if key not in self._loaders:
-            self._loaders[key] = TextLoader(self.documents, names, self.name, verbose, self.papers or None)
+            self._loaders[key] = TextLoader(self.documents, names, self.name, verbose)
         return self._loaders[key]
 
     def candidates(

@@ -85,7 +85,7 @@ class CallableBackend:
         return f"CallableBackend({self.model})"
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, or the function, which then counts by its name and code."""
+        """Return the name, or the function, which counts by its own name."""
         return {"name": self.name} if self.name else {"function": self.function}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:

@@ -98,7 +98,7 @@ class Model(nn.Module):
         saved_arguments: the reprs of the arguments with which the weights were saved.
         history: an entry per epoch of training and per validation.
         recipe: the recipe of the last training, JSON-able; None before.
-        trained_qids: the queries that the weights were trained on, also before they were copied or saved.
+        trained_queries: digests of the queries that the weights were trained on, also before they were copied or saved.
         trained_on: the queries of the last training and the length of its inputs; None before.
 
     Raises:
@@ -131,7 +131,7 @@ class Model(nn.Module):
         self.saved_arguments: dict[str, str] = {}
         self.history: list[dict[str, Any]] = []
         self.recipe: dict[str, Any] | None = None
-        self.trained_qids: frozenset[str] = frozenset()
+        self.trained_queries: frozenset[str] = frozenset()
         self.trained_on: Any = None
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
         self._rows: dict[int, PairCoverage] | None = None
@@ -365,7 +365,7 @@ class Model(nn.Module):
         settings, reader = self.settings, self.reader
         parts = (reader.windows, settings.preselect, reader, self.encoder, self.head)
         return {
-            "classes": [description(type(part)) for part in parts if part is not None],  # a user's with their source
+            "classes": [description(type(part)) for part in parts if part is not None],
             "windows": windows_to_config(reader.windows),
             "max_doc_len": settings.max_doc_len,
             "max_query_len": reader.max_query_len,
@@ -396,9 +396,10 @@ class Model(nn.Module):
         """Return the parts of the checkpoint that a head can use as initial weights."""
         return self.encoder.initial_weights(self.backbone, self.tokenizer)
 
-    def mark_trained(self, recipe: dict[str, Any]) -> None:
-        """Mark the weights as trained with this recipe."""
+    def mark_trained(self, recipe: dict[str, Any], queries: frozenset[str] = frozenset()) -> None:
+        """Mark the weights as trained with this recipe on queries of these digests."""
         self.origin, self.source, self.recipe = "fit", "", recipe
+        self.trained_queries |= queries
         self._fingerprint = ""
 
     def fingerprint(self) -> str:

@@ -87,10 +87,10 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
         ARTIFACT_FILE: pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
         "README.md": _card(cls, parameters),
     }
-    if model.recipe is not None or model.trained_on is not None or model.trained_qids:
+    if model.recipe is not None or model.trained_on is not None or model.trained_queries:
         learned = None if model.trained_on is None else asdict(model.trained_on)
         training = {"args": model.recipe, "trained_on": learned, "history": model.history}
-        texts[TRAINING_FILE] = pretty({**training, "qids": sorted(model.trained_qids)})
+        texts[TRAINING_FILE] = pretty({**training, "queries": sorted(model.trained_queries)})
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
     with replacing(folder / WEIGHTS_FILE) as temporary_file:

@@ -178,7 +178,7 @@ def start_from(model: Any, other: Any, seed: int) -> None:
             ready = _start_head(model, other)
         ready = ready and encoder.reads_like(other_encoder) and alike
     model.origin, model.source = "copied" if ready else "random", ""
-    model.trained_qids |= other.trained_qids
+    model.trained_queries |= other.trained_queries
 
 
 def _start_head(model: Any, other: Any) -> bool:

@@ -10,7 +10,6 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.key import description, own_models
-from ..common.runs import trained_qids
 from .cross_encoder import CrossEncoder
 
 
@@ -41,11 +40,6 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
     def describe(self) -> dict[str, Any]:
         """Return the description of the model in the folder."""
         return {"saved": [description(model) for model in own_models(self._loaded())]}
-
-    @property
-    def trained_qids(self) -> frozenset[str]:
-        """The queries that the model in the folder was trained on."""
-        return trained_qids(self._loaded())
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""

@@ -16,7 +16,7 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
+from ..common.frames import Instructed, Question, Text, check_columns, digest_of_query, strings, validated
 from ..common.packaged import ENCODER, packaged_models
 from ..common.warnings import as_one_call, warn, warn_of_coverage, warn_once
 from ..modelling.backbones.load import Backbone, load_backbone
@@ -40,9 +40,9 @@ from ..training import (
     train,
     training_settings,
 )
+from ..training.processes import is_first_process
 from ..training.queries import check_validation
 from ..training.recipe import papers_of_recipe
-from ..training.resume import STATE_FILE, is_first_process
 from . import saved
 from .export import export_classifier
 from .reranker import Reranker
@@ -87,7 +87,8 @@ class CrossEncoder(Reranker, pt.Estimator):
             reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
             cache is not used with `explain`, for the validation in `fit`, or for models with hooks. Changes of weights
             through `.data` are not detected (use `torch.no_grad()`), and neither are those of other attributes of
-            modules, such as `LayerNorm.eps`: use another file.
+            modules, such as `LayerNorm.eps`, or of the code of your own functions and classes, which count by their
+            names: use another file.
         training: the recipe for `fit`; None for `TrainingArgs()`. `load` restores that of the last `fit`.
 
     Example:
@@ -109,10 +110,6 @@ class CrossEncoder(Reranker, pt.Estimator):
     )
     """For the warning of an untrained model."""
     head_name: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        self._validating = False
-        super().__post_init__()
 
     def __repr__(self) -> str:
         model, text = self._model, super().__repr__()
@@ -301,13 +298,14 @@ class CrossEncoder(Reranker, pt.Estimator):
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
         Training a trained model continues from its weights with a `ContinuedTrainingWarning`, unless they came from
-        `start_from`. Interrupted training keeps the weights of the best validation, or of the last step without one. If
-        the recipe names a checkpoint folder, training resumes there when the program is restarted. Finished training
-        continues if you raise the limit that ended it: `max_steps`, `epochs` or `patience`.
+        `start_from` or the recipe names a checkpoint folder. Interrupted training keeps the weights of the best
+        validation, or of the last step without one. With a checkpoint folder, training resumes there when the program
+        is restarted. Finished training continues if you raise the limit that ended it: `max_steps`, `epochs` or
+        `patience`.
 
         Afterwards, `trained_on` reports the training queries, and `coverage` how much of the training texts was read.
         With `verbose`, both are printed. Otherwise, a `LeftOutWarning` warns if queries or judged documents were left
-        out.
+        out. If the model then scores queries that it was trained on, it warns once with a `SeenQueriesWarning`.
         """
         self.require_weights("trained")
         recipe = self.recipe
@@ -315,8 +313,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, queries=self.queries, **columns)
-        model, resumes = self._model, recipe.checkpoint and (Path(recipe.checkpoint) / STATE_FILE).is_file()
-        if model is not None and model.origin == "fit" and not resumes:
+        if self._model is not None and self._model.origin == "fit" and recipe.checkpoint is None:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
         summary = replace(data.trained_on, validated=validated_on)
@@ -326,7 +323,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         elif not self.verbose and (summary.used < summary.queries or summary.not_found):
             warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
         model, settings = self.model, None
-        model.trained_qids |= {group.qid for group in data.groups}
+        queries = frozenset({digest_of_query(group.query) for group in data.groups})
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
         try:
@@ -336,7 +333,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                     data,
                     recipe,
                     validate=validate,
-                    on_step=partial(model.mark_trained, recipe.as_dict()),
+                    on_step=partial(model.mark_trained, recipe.as_dict(), queries),
                     history=model.history,
                     settings=settings,
                     verbose=self.verbose,
@@ -406,14 +403,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         recipe's rates, e.g. `learning_rate encoder.`, `documents_per_second` and, with validation data, `validation`.
         """
         return history_frame([] if self._model is None else self._model.history)
-
-    @property
-    def trained_qids(self) -> frozenset[str]:
-        """The queries that the weights were trained on, by any `fit`, also before they were copied or saved.
-
-        Validation queries are not among them, although they decide which weights are kept.
-        """
-        return frozenset() if self._model is None else self._model.trained_qids
 
     @property
     def recipe(self) -> TrainingArgs:

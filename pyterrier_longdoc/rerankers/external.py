@@ -31,9 +31,8 @@ class PairScorer(ExternalScorer):
             a transformer that scores rows with `query` and `text` independently, such as monoT5 or a ColBERT reranker.
             It must return all rows, in any order. `qid` and `docno` are hashes of the query and the window, so that
             caches do not confuse windows.
-        name: identifies the scorer in score caches, saved runs and trainings; change it when the scores change. Without
-            a name, a function is identified by its qualified name and code; what it calls does not count. A
-            transformer, or a function that uses a model of the function around it, needs a name.
+        name: identifies the scorer in score caches and jobs on disk; change it when the scores change. Without a name,
+            a function counts by its own name. A transformer, a lambda and a function within a function need a name.
         tokenizer: a fast Hugging Face tokenizer or its name, with which windows and queries are measured; None counts
             words.
         longest_input: the maximum number of tokens of a query and a window, special tokens included; windows are made

@@ -38,7 +38,7 @@ from ..common.key import description
 from ..common.packaged import check_encoder
 from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
-from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_once
+from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_of_seen_queries, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
@@ -144,6 +144,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         self.warned: set[str] = set()
         self._model: Model | None = None
         self._is_set_up = False  # whether the model follows the current arguments
+        self._validating = False  # whether `fit` computes a validation measure
         self.check()
 
     def __repr__(self) -> str:
@@ -316,6 +317,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         if not len(inp):
             return with_scores(inp, [], **(self._explanation_columns([], []) if self.explain else {}))
         queries, texts = self.queries(inp), self.documents(inp)
+        if self.model.trained_queries and not self._validating:
+            warn_of_seen_queries(self, self.model.trained_queries, queries)
         with work_bar(type(self).__name__, " characters", shown=self.verbose) as bar:
             scored = self.score(queries, texts, bar)
         self.coverage = coverage = scored.coverage  # another thread may change the attribute

@@ -174,7 +174,7 @@ def _read_training(model: Model, file: Path) -> TrainingArgs | None:
         recipe, queries, model.history = record["args"], record["trained_on"], list(record["history"])
         model.recipe = None if recipe is None else dict(recipe)
         model.trained_on = None if queries is None else TrainedOn(**queries)
-        model.trained_qids = frozenset(record.get("qids", ()))  # the packaged models have none
+        model.trained_queries = frozenset(record.get("queries", ()))  # the packaged models have none
         if recipe is not None and recipe["augment"] is not None:
             warn(f"augment={recipe['augment']} of the recipe is not in {str(file)!r}: set it in training=", UserWarning)
         return None if recipe is None else TrainingArgs.from_dict(recipe)

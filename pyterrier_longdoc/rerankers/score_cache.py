@@ -27,7 +27,7 @@ def score_with_cache(
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
     The file contains hashes, no texts; several processes can use it. The coverage also counts stored pairs; the bar
-    does not. A user's class or function counts by its code; scores of a reranker without a key are not stored.
+    does not. Scores of a reranker without a key are not stored.
     """
     path = reranker.score_cache
     try:

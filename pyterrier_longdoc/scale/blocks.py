@@ -7,7 +7,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.coverage import Coverage
-from ..common.runs import stages_of
+from ..common.pipelines import stages_of
 
 BLOCK_ROWS = 100
 """The unit of work of a worker, and what is lost if the job is killed."""

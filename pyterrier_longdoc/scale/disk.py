@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pyterrier as pt
 from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import claim, full_path, import_extra, replacing, undamaged, write_lines
-from ..common.frames import check_columns, check_qids, numeric
+from ..common.frames import as_strings, check_columns, check_qids, numeric
 from ..common.key import frame_digest, key, model_keys
+from ..common.pipelines import stages_of
 from ..common.progress import work_bar
-from ..common.runs import run_lines, stages_of
 from ..common.warnings import as_one_call, warn
 from .blocks import blocks_of, transformed
 from .ray import Distributed
@@ -51,7 +52,8 @@ def rerank_to_disk(
     `shard`. With `ld.distributed(pipeline)`, the workers of Ray compute the blocks.
 
     A folder belongs to one job: candidates and models of this package are compared. Changes in other stages, such as
-    your functions, or in a `PairScorer` that needs a name, are not noticed; a warning says so.
+    your functions, or in a `PairScorer` that needs a name, are not noticed; a warning says so. Your own classes count
+    by their names: after changing the code of one, use another folder.
 
     Args:
         pipeline: a reranker, or a pipeline that starts with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
@@ -131,6 +133,23 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
     frames = [_read(file, job) for file in files]
     # Columns without rows have no types.
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
+
+
+def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
+    """Yield the lines of a run (`qid, docno, score, rank`) in TREC format, in the order of the rows.
+
+    The last column is the name of the system, with `_` for white space.
+    """
+    columns = {column: as_strings(ranked[column]).tolist() for column in ("qid", "docno")}
+    for column, values in columns.items():
+        bad_name = next((value for value in values if not value or len(value.split()) != 1), None)
+        if bad_name is not None:
+            raise ValueError(f"column {column} holds {bad_name!r}: names in TREC runs must not be empty or have spaces")
+    system = "_".join(name.split()) or "run"
+    for qid, docno, rank, score in zip(
+        *columns.values(), ranked["rank"].tolist(), ranked["score"].tolist(), strict=True
+    ):
+        yield f"{qid} Q0 {docno} {rank} {score!r} {system}"
 
 
 def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int, *, is_first: bool) -> dict[str, Any]:

@@ -8,29 +8,26 @@ from functools import partial
 from math import inf, nan
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, cast
-from zlib import crc32
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
-from ..common.arguments import argument, check_arguments, validate
+from ..common.arguments import argument, changed, check_arguments, validate
 from ..common.citations import Cited, papers_of
-from ..common.files import full_path, replacing
-from ..common.frames import check_columns, keys_of, strings
+from ..common.frames import check_columns, digest_of_query, keys_of, strings
 from ..common.language import sentence_starts
 from ..common.progress import work_bar
 from ..modelling.tokens import Span
-from .examples import Example, TrainingSet, make_groups, training_run
+from .examples import Example, TrainingSet, add_judged, make_groups
 from .history import evaluate
 from .loop import train
 from .losses import LOSSES
-from .processes import is_first_process
 from .queries import check_validation
 from .recipe import TrainingArgs
-from .resume import FINISHED, TrainingData, check_new, fit_or_load, training_settings
+from .resume import training_settings
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,6 @@ def fit_on_best_segments(
     iterations: int = 4,
     patience: int = 2,
     gold: pd.DataFrame | None = None,
-    folder: str | Path | None = None,
 ) -> BestResult:
     """Train passage rankers iteratively on the segments ranked first by the previous model.
 
@@ -115,7 +111,8 @@ def fit_on_best_segments(
     Args:
         make: creates a new model from the pre-trained weights, with one text column, e.g.
             `lambda: ld.MaxP(bert, windows=ld.SentenceWindows(), training=ld.TrainingArgs.preset("best"))`. The trained
-            model reads whole documents.
+            model reads whole documents. If the recipe names a `checkpoint` folder, iteration i has the subfolder
+            `iteration-i`: after an interruption, the same call continues, and selections are computed again.
         topics_or_res_tr: training candidates with text, as for `fit`.
         qrels_tr: their labels.
         topics_or_res_va: validation candidates.
@@ -124,38 +121,38 @@ def fit_on_best_segments(
         iterations: the maximum number of iterations; 4 in the paper, of which the third was best.
         patience: stop after this many iterations without a new best result.
         gold: `qid, docno, start, end`: the characters of known relevant passages, to compute the precision.
-        folder: a folder for models and selections. After an interruption, a second call with the same arguments
-            continues.
 
     Raises:
-        ValueError: if the recipe has a teacher or an augmentation, `make` returns the same model twice, or the folder
-            has other models.
+        ValueError: if the recipe has a teacher or an augmentation, `make` returns the same model twice, or the
+            checkpoint folder has another training.
     """
     check_arguments("int", at_least=1, iterations=iterations, patience=patience)
     check_validation(topics_or_res_va, qrels_va)
     ranker, selector = make(), make()
-    check_new(selector, [ranker])
+    if selector is ranker:
+        raise ValueError("make must create a new model in each call, but it returned the same one twice")
     recipe: TrainingArgs = ranker.training or TrainingArgs.preset("best")
     if LOSSES[recipe.loss].teacher or recipe.augment is not None or not isinstance(ranker.text_field, str):
         raise ValueError("fit_on_best_segments needs a recipe without teacher and augment=, and one text column")
-    run = training_run(ranker, topics_or_res_tr, qrels_tr)
+    run = topics_or_res_tr
+    if recipe.judged == "all":
+        run = add_judged(run, qrels_tr, text_field=ranker.text_field, text_loader=ranker.text_loader)
     candidates = _Candidates(run, segments or Segments(), ranker.text_field)
-    data = TrainingData(candidates.frame, qrels_tr, topics_or_res_va, qrels_va)
-    fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, candidates=candidates)
+    validation = topics_or_res_va, qrels_va
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
     best_model, best_value, since_best = ranker, -inf, 0
     with work_bar("fit_on_best_segments", "iteration", iterations, shown=ranker.verbose) as bar:
         for iteration in range(1, iterations + 1):
             if iteration > 1:
-                next_ranker = make()
-                check_new(next_ranker, [ranker, selector])
-                ranker, data = next_ranker, data._replace(run=candidates.with_segments(selections[-1]))
-            ranker.training, fit = recipe, fit_first if iteration == 1 else None
-            subfolder = None if folder is None else Path(full_path(folder)) / f"iteration-{iteration}"
-            old_entries = len(ranker.history)
-            ranker = fit_or_load(ranker, data, subfolder, fit=fit, about={"segments": repr(candidates.segments)})
-            selections.append(_select_or_read(ranker, candidates, subfolder))
+                ranker = make()
+            folder = None if recipe.checkpoint is None else Path(recipe.checkpoint) / f"iteration-{iteration}"
+            ranker.training, old_entries = replace(recipe, checkpoint=folder), len(ranker.history)
+            if iteration == 1:
+                _fit_jointly(selector, ranker, candidates, qrels_tr, *validation)
+            else:
+                ranker.fit(candidates.with_segments(selections[-1]), qrels_tr, *validation)
+            selections.append(candidates.select(ranker))
             bar.update()
             value = float(ranker.history["validation"].iloc[old_entries:].max())  # of the best weights
             precision = {} if gold is None else {"precision": segment_precision(selections[-1], gold)}
@@ -205,23 +202,33 @@ class _Candidates:
         return self.frame.assign(**{self.text_field: [text[a:b] for text, a, b in rows]})
 
 
-def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Candidates) -> None:
+def _fit_jointly(
+    selector: Any,
+    ranker: Any,
+    candidates: _Candidates,
+    qrels: pd.DataFrame,
+    validation_run: pd.DataFrame,
+    validation_qrels: pd.DataFrame,
+) -> None:
     """Train both models of the first iteration: the selector on all segments, the ranker on the selected ones."""
-    recipe: TrainingArgs = ranker.recipe
+    recipe, model = ranker.recipe, ranker.model
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
-    model, judged = ranker.model, cast(pd.DataFrame, data.validation_qrels)
-    groups, settings = make_groups(data.run, data.qrels, recipe, ranker.queries), {}
-    model.trained_qids |= {group.qid for group in groups}
+    groups, settings = make_groups(candidates.frame, qrels, recipe, ranker.queries), {}
+    queries = frozenset({digest_of_query(group.query) for group in groups})
     if recipe.checkpoint is not None:
-        settings = training_settings(ranker, data.validation_run, judged)
-        settings["segments"] = crc32(repr((candidates.texts, candidates.spans)).encode())
+        settings = {**training_settings(ranker, validation_run, validation_qrels), "segments": candidates.segments}
+
+    def validate() -> float:
+        with changed(ranker, runtime="torch", _validating=True):  # as `fit` validates
+            return evaluate(ranker.transform(validation_run), validation_qrels, recipe.metric)
+
     train(
         nn.ModuleDict({"selector": selector.model, "ranker": model}),
         # Row indices instead of texts; the objective looks up the segments.
-        TrainingSet(groups, data.run, lambda rows: list(map(str, rows.index))),
+        TrainingSet(groups, candidates.frame, lambda rows: list(map(str, rows.index))),
         replace(recipe, learning_rates={**rates, "": 0.0}),
-        validate=lambda: evaluate(ranker.transform(data.validation_run), judged, recipe.metric),
-        on_step=partial(model.mark_trained, recipe.as_dict()),
+        validate=validate,
+        on_step=partial(model.mark_trained, recipe.as_dict(), queries),
         history=model.history,
         objective=partial(_joint_loss, candidates=candidates),
         settings=settings,
@@ -261,19 +268,6 @@ def _rows(
         if not pairs or (documents[0] == 0 and len(documents) > 1):
             row = torch.stack([scores[i][j] for i in documents])
             yield row[None], row.new_tensor([example.labels[i] for i in documents])[None]
-
-
-def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None) -> pd.DataFrame:
-    """Return the selection of a model of `fit_or_load`, or read it from the model's folder."""
-    # The name depends on the training, so that an older selection is not read.
-    path = folder and folder / f"selection-{crc32((folder / FINISHED).read_bytes()):08x}.csv"
-    if path is not None and path.is_file():
-        return candidates.frame[["qid", "docno"]].join(pd.read_csv(path))
-    selected = candidates.select(model)
-    if path is not None and is_first_process():
-        with replacing(path) as temporary:
-            selected[["start", "end"]].to_csv(temporary, index=False)
-    return selected
 
 
 def _spans_by_pair(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:

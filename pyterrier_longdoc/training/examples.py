@@ -5,9 +5,8 @@ Shapes: R rows of a run, C candidates of a query.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from random import Random
 from typing import Any
 
@@ -101,14 +100,6 @@ class TrainingSet:
     def draws(self) -> tuple[pd.DataFrame, Sequence[bool]]:
         """Return the candidates whose texts have been read, and whether each has no text."""
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
-
-    def text_keys(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the texts of the rows of each group, read for the purpose."""
-        rows = np.concatenate([group.rows for group in self.groups])
-        # Many rows at once, because pandas copies whole columns of concatenated frames to select a few rows.
-        blocks = (self.candidates.iloc[rows[start : start + 4096]] for start in range(0, len(rows), 4096))
-        keys = chain.from_iterable(map(self.read, blocks))
-        return (tuple(islice(keys, len(group.rows))) for group in self.groups)
 
 
 def query_strings(frame: pd.DataFrame) -> list[str]:
@@ -227,13 +218,6 @@ def _drawable(judged: np.ndarray, positions: np.ndarray, key: str, args: Trainin
         negative[:] = False
         negative[Random(f"{seed_of(args)}:{key}").sample(places, args.negative_pool)] = True
     return positive | negative
-
-
-def training_run(model: Any, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
-    """Return the training candidates of a reranker, with `judged="all"` including judged documents."""
-    if model.recipe.judged != "all":
-        return results
-    return _with_judged(results, qrels, model.text_field, model.text_loader)[0]
 
 
 def add_judged(

@@ -79,7 +79,7 @@ class TrainingArgs(ReprMixin):
             documents that were not retrieved.
         unjudged: treat candidates without a label as `"negative"`, or `"skip"` them.
         augment: a module-level function `(text, random.Random) -> text` that changes each training text, e.g. a
-            rotation. Checkpoints compare its code; what it calls does not count.
+            rotation.
         teacher_field: the column with the scores of the teacher, for losses that need one.
 
     Optimization of the weights:
@@ -112,7 +112,8 @@ class TrainingArgs(ReprMixin):
         patience: stop after this many validations without a new best value; None for no early stopping.
         checkpoint: a folder for the state of the training. After an interruption, the same call continues from it. A
             finished training continues if `epochs`, `max_steps` or `patience` is increased. Model, recipe and data must
-            be the same; texts only if they are columns of the candidates, because a `text_loader` reads them later. A
+            be the same; texts only if they are columns of the candidates, because a `text_loader` reads them later.
+            Your own functions and classes count by their names: after changing the code of one, use another folder. A
             folder is for one training at a time.
         save_steps: save the state every `save_steps` steps, and after each epoch and validation.
         trackers: trackers of accelerate, by name (`"tensorboard"`, `"wandb"`, ...) or as objects.
@@ -191,7 +192,7 @@ class TrainingArgs(ReprMixin):
         """
         rounds = recipes(name, **changes)
         if len(rounds) > 1:
-            raise ValueError(f"{name!r} has {len(rounds)} rounds: use training.recipes({name!r}) and fit_in_turn")
+            raise ValueError(f"{name!r} has {len(rounds)} rounds: fit the model with each of recipes({name!r}) in turn")
         return rounds[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -272,7 +273,7 @@ PRESETS = MappingProxyType(
         "best-robust04": (replace(_BEST, loss="pointwise_bce", negatives=10, metric="nDCG@20"),),
     }
 )
-"""Recipes by name. Use `fit_in_turn` for a recipe with several rounds, or train model by model."""
+"""Recipes by name, one for each round of training."""
 
 
 def seed_of(args: TrainingArgs) -> int:

@@ -30,8 +30,8 @@ import torch
 from ir_measures import nDCG
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 
+from ..support.systems import forget
 from .questions import Questions, candidates, processor
 
 ENCODER = "longdoc:minilm-l6"
@@ -59,8 +59,8 @@ def cost_of(make: Callable[[], Any], texts: list[str], queries: list[str]) -> di
     """Mean seconds over queries: the first one of a document's life, and later ones."""
     times: dict[str, list[float]] = {"first": [], "again": []}
     for number, query in enumerate(queries):
-        forget_embeddings()
         model = make()
+        forget(model)
         seconds(model, "warm up", ["a text"])
         times["first"].append(seconds(model, query, texts))
         times["again"].append(seconds(model, f"{query} {number}", texts))

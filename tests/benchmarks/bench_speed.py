@@ -48,7 +48,6 @@ from scipy.stats import kendalltau
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import has_bfloat16
 from pyterrier_longdoc.modelling.runtimes import BackboneInputs, ByPosition, Form, compiled, converted
@@ -125,7 +124,6 @@ def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Set
         model = model.quantize(frame)
 
     def score(rows: int) -> np.ndarray:
-        forget_embeddings()
         return model(frame.head(rows))["score"].to_numpy()
 
     return Setting(name, score, lambda: model.coverage.pairs_truncated)

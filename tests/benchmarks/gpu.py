@@ -42,7 +42,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from tests.support import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +171,6 @@ def ours(folder: str, run: pd.DataFrame, longest: int, args: argparse.Namespace)
         model = ld.FirstP(folder, window_size=longest - QUERY_TOKENS - 3, batch_size=256, **given)
 
     def score() -> np.ndarray:
-        forget_embeddings()
         found = model(run)["score"].to_numpy()
         if model.coverage.pairs_truncated:
             raise RuntimeError(f"not all was read: {model.coverage}")

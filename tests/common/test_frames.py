@@ -12,7 +12,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc import analysis
 from pyterrier_longdoc.common.frames import relevance_of, with_text
 from pyterrier_longdoc.data import from_passage_qrels
-from pyterrier_longdoc.training import add_judged, evaluate, fit_in_turn, k_fold_fit, make_groups
+from pyterrier_longdoc.training import add_judged, evaluate, k_fold_fit, make_groups
 
 from ..support import terrier
 
@@ -26,11 +26,9 @@ DOCUMENTS = [{"docno": f"d{i}", "text": "one two"} for i in range(1, 4)]
 
 
 CALLS = {
-    "Experiment": lambda qrels: ld.Experiment({"run": RUN}, TOPICS, qrels, ["AP"]),
     "Calibrated": lambda qrels: ld.Calibrated(pt.Transformer.identity()).fit(RUN, qrels),
     "fit": lambda qrels: ld.MaxP().fit(RUN, qrels),
     "validation": lambda qrels: ld.MaxP().fit(RUN, QRELS, RUN, qrels),
-    "fit_in_turn": lambda qrels: fit_in_turn(ld.MaxP(), [RUN], qrels, training=[ld.TrainingArgs()]),
     "k_fold_fit": lambda qrels: k_fold_fit(ld.MaxP(), RUN, qrels, [["q1"], ["q2"]]),
     "make_groups": lambda qrels: make_groups(RUN, qrels),
     "add_judged": lambda qrels: add_judged(RUN, qrels),
@@ -39,7 +37,7 @@ CALLS = {
         TOPICS, qrels, DOCUMENTS, passages=TOPICS.assign(text="one")
     ),
     "nonrelevant": lambda qrels: analysis.nonrelevant(RUN, qrels),
-    "by_document_length": lambda qrels: analysis.by_document_length(None, qrels, {"d1": 3}),
+    "length_by_query": lambda qrels: ld.length_by_query(qrels, {"d1": 3}),
     "agreement with people": lambda qrels: analysis.agreement(QRELS, qrels),
     "agreement of a judge": lambda qrels: analysis.agreement(qrels, QRELS),
     "far_relevant": lambda qrels: ld.far_relevant(DOCUMENTS, TOPICS, qrels),
@@ -67,18 +65,15 @@ def test_ids_as_numbers_and_strings_are_the_same_pair():
 def test_a_duplicate_judgement_counts_once():
     twice = pd.concat([QRELS, QRELS])
     for call in (
-        lambda qrels: ld.Experiment({"run": RUN}, TOPICS, qrels, ["AP", "nDCG", "NumRel"]).means.values.tolist(),
         lambda qrels: relevance_of(RUN, qrels, judged_only=True).tolist(),
         lambda qrels: [group.labels.tolist() for group in make_groups(RUN, qrels)],
-        lambda qrels: analysis.query_groups.relevant_lengths(
-            pd.concat([qrels, AGAIN.assign(docno="d4", label=1)]), {"d1": 3, "d4": 6}
-        ),
+        lambda qrels: ld.length_by_query(pd.concat([qrels, AGAIN.assign(docno="d4", label=1)]), {"d1": 3, "d4": 6}),
     ):
         assert call(twice) == call(QRELS)
 
 
 @pytest.mark.parametrize("label", [1e300, 2**32, 2**31 - 1, -(2.0**40), 0.5])
-@pytest.mark.parametrize("measure", ["Experiment", "validation", "evaluate", "agreement of a judge"])
+@pytest.mark.parametrize("measure", ["validation", "evaluate", "agreement of a judge"])
 def test_labels_that_measures_would_take_for_others_are_refused(measure, label):
     with pytest.raises(ValueError, match=r"label.*but measures"):
         CALLS[measure](QRELS.astype({"label": float}).replace({"label": {1: label}}))
@@ -95,8 +90,6 @@ def test_a_repeated_document_counts_once_with_its_last_score(measure):
         expected = evaluate(run, qrels, measure)
         assert 0 < expected < 1
         assert evaluate(given, qrels, measure) == expected
-        results = ld.Experiment({"run": given}, number(TOPICS), qrels, [measure])
-        assert results.means.to_numpy().item() == pytest.approx(expected, abs=1e-12)
 
 
 # Texts.

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.common.plots import COLOURS, MARKERS, line_style, offsets
-from pyterrier_longdoc.experiment import ExperimentResults
+from pyterrier_longdoc.comparison import Comparison, PositionEffectiveness
 
 
 def test_systems_differ_in_colour_and_marker():
@@ -34,7 +33,7 @@ def test_a_long_legend_leaves_room_for_the_axes():
     heights = []
     for systems in (1, 8):
         values = {f"system {n}": np.full((1, 3, 1), 0.5) for n in range(systems)}
-        results = ExperimentResults(values, {name: [None] for name in values}, ["1", "2", "3"], ["AP"])
+        results = Comparison(values, ["1", "2", "3"], ["AP"])
         axes = PositionEffectiveness({"early": results, "late": results}).plot()
         axes.figure.draw_without_rendering()
         heights.append(axes.bbox.height)

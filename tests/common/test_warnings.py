@@ -33,8 +33,8 @@ def told(what) -> list[str]:
     return told_of(ld.TruncationWarning, what)
 
 
-def experiment(systems, **arguments) -> list[str]:
-    return told(lambda: ld.Experiment(systems, TOPICS, QRELS, ["AP"], **arguments))
+def experiment(systems, **arguments) -> pd.DataFrame:
+    return pt.Experiment(systems, TOPICS, QRELS, ["map"], **arguments)
 
 
 def test_a_model_gives_a_warning_once():
@@ -47,11 +47,12 @@ def test_a_model_gives_a_warning_once():
 
 def test_systems_that_share_a_model_warn_once():
     model = make("MaxP")
-    assert len(experiment({"all": RUN >> model, "best": RUN % 1 >> model}, batch_size=1, efficiency=True)) == 1
+    assert len(told(lambda: experiment({"all": RUN >> model, "best": RUN % 1 >> model}, batch_size=1))) == 1
 
 
 def test_each_model_of_seeds_and_folds_warns_separately():
-    assert len(experiment({"seeds": lambda seed: RUN >> make("MaxP", seed=seed)}, seeds=[0, 1, 2])) == 3
+    seeds = {str(seed): RUN >> make("MaxP", seed=seed) for seed in range(3)}
+    assert len(told(lambda: experiment(seeds))) == 3
     folds = [["1"], ["2"], ["3"]]
     fitted = []
     fit = told(lambda: fitted.append(k_fold_fit(make("MaxP", training=TRAINING), CANDIDATES, QRELS, folds)))
@@ -71,7 +72,7 @@ def test_each_type_of_model_in_a_system_warns(plain_encoder):
         return make(name, plain_encoder, max_query_len=32)
 
     system = RUN >> untrained("FirstP") >> untrained("MaxP") >> untrained("MaxP")
-    messages = told_of(ld.UntrainedWarning, lambda: ld.Experiment({"both": system}, TOPICS, QRELS, ["AP"]))
+    messages = told_of(ld.UntrainedWarning, lambda: experiment({"both": system}))
     assert [message.partition(" has")[0] for message in messages] == ["FirstP", "MaxP", "MaxP"]
 
 
@@ -85,7 +86,7 @@ def run_through_the_users_function():
         lambda: make("MaxP")(CANDIDATES),
         lambda: (RUN + (RUN >> make("MaxP"))).search(QUERY),
         lambda: (RUN >> make("MaxP", training=TRAINING)).fit(TOPICS, QRELS),
-        lambda: ld.Experiment({"MaxP": RUN >> make("MaxP")}, TOPICS, QRELS, ["AP"]),
+        lambda: experiment({"MaxP": RUN >> make("MaxP")}),
         lambda: (RUN >> ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1))(TOPICS),
         run_through_the_users_function,
     ],

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import devices
 
-from ..support.systems import QRELS, QUIET, make, reloaded, scores, told_of
+from ..support.systems import QRELS, QUIET, forget, make, reloaded, scores, told_of
 
 pytestmark = QUIET
 CPU = torch.device("cpu")
@@ -34,8 +33,8 @@ def computed(monkeypatch) -> list[str]:
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
 def test_fastest_uses_bfloat16_where_it_is_fast(name, results, computed):
-    forget_embeddings()
     model = make(name, dtype="fastest")
+    forget(model)
     low = scores(model, results)
     assert "bfloat16" in computed
     assert model.coverage.dtype == "bfloat16"
@@ -101,6 +100,7 @@ def test_the_default_device_is_the_gpu_of_the_process(monkeypatch):
 
 def computed_by(model, results, folder) -> list[np.ndarray]:
     """The scores of a new model and, if it can be trained, after loading it and after one step."""
+    forget(model)
     found = [scores(model, results)]
     if isinstance(model, ld.CrossEncoder):
         found.append(scores(reloaded(model, folder), results))
@@ -112,7 +112,6 @@ def computed_by(model, results, folder) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", ["PARADE-transformer", "CEDR-knrm", "LateIR", "MaxSim", "BiEncoder-max"])
 def test_torchs_default_precision_changes_no_score(name, cross_encoder, results, tmp_path):
     expected = computed_by(make(name, cross_encoder), results, tmp_path / "float32")
-    forget_embeddings()
     torch.set_default_dtype(torch.float64)
     try:
         found = computed_by(make(name, cross_encoder), results, tmp_path / "float64")

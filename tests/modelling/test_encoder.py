@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
@@ -20,7 +19,7 @@ from pyterrier_longdoc.modelling.windows import SlidingWindows
 
 from ..support import tiny
 from ..support.scorers import Passes
-from ..support.systems import QUIET, make, scores
+from ..support.systems import QUIET, forget, make, scores
 from .test_model import CLOSE, QUERIES, TEXTS
 from .test_model import make as make_scorer
 
@@ -110,7 +109,7 @@ def test_one_long_sentence_does_not_make_all_windows_long(name, size, stride):
     text = short + " " + " ".join(words[:40]) + ". " + short.replace(".", " cat.")
     frame = tiny.frame(["old dog"], [text, "a cat."])
     expected = scores(model, frame)
-    forget_embeddings()
+    forget(model)
     model.max_batch_tokens = 500
     passes = Passes(model.model)
     np.testing.assert_allclose(scores(model, frame), expected, rtol=1e-5)

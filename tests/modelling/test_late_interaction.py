@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.readers.base import Reader
 
 from ..support import tiny
@@ -69,7 +68,7 @@ def test_queries_and_windows_are_encoded_once(name):
     assert passes.windows == 3 + WINDOWS
     scorer.score(["a new query"], [LONG])
     assert passes.windows == 3 + WINDOWS + 1
-    forget_embeddings()
+    scorer.reader.cache.clear()
     np.testing.assert_allclose(scorer.score(*PAIRS).scores, expected, **CLOSE)
     assert passes.windows == 2 * (3 + WINDOWS) + 1
 
@@ -83,7 +82,7 @@ def test_texts_are_tokenized_once_while_they_are_cached(name, monkeypatch):
         scorer.score([query] * 2, [LONG, "a short dog"])
     assert sorted(tokenized) == sorted([LONG, "a short dog"])
     scorer.score(["snow"], [LONG], explain=True)  # needs characters
-    forget_embeddings()
+    scorer.reader.cache.clear()
     scorer.score(["snow"], [LONG])
     assert tokenized[2:] == [LONG] * 2
 
@@ -96,7 +95,8 @@ def test_other_settings_tokenize_cached_texts_anew(name):
     for settings in (replace(scorer.settings, max_doc_len=9), scorer.settings):
         scorer.use(settings)
         other.use(settings)
-        forget_embeddings()
+        scorer.reader.cache.clear()
+        other.reader.cache.clear()
         expected = other.score(["old dog"], [text]).scores
         np.testing.assert_array_equal(scorer.score(["old dog"], [text]).scores, expected)
         assert scorer.coverage_of(["snow"], [text]).tokens_read == other.coverage_of(["snow"], [text]).tokens_read
@@ -133,7 +133,7 @@ def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
             for parameter in scorer.encoder.parameters():
                 parameter.mul_(1.1)
         after = score(scorer)
-        forget_embeddings()
+        scorer.reader.cache.clear()
         np.testing.assert_allclose(after, score(scorer), **CLOSE)
     assert not np.isclose(before, after, **CLOSE).any()
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
 from ..support import tiny, tiny_long
@@ -211,7 +210,7 @@ def test_vectors_in_memory_are_not_used_after_a_change(difference):
         with torch.no_grad():
             model.model.encoder.representation[0].linear.weight.mul_(1.1)
     found = scores(model, ROWS)
-    forget_embeddings()
+    model.model.reader.cache.clear()
     np.testing.assert_array_equal(scores(model, ROWS), found)
     assert np.abs(found - before).max() > 1e-4
 

@@ -312,10 +312,10 @@ def test_gold_text_is_found_in_windows_of_a_passage():
     start, _ = best.loc[best["docno"] == "b", "passage_span"].item()
     gold = pd.DataFrame({"qid": ["1"], "docno": "b", "start": start, "end": start + 1})
     recall = ld.evidence_recall(of_documents(best, texts), gold, k=3)  # all windows of the passage
-    assert recall.values["model"].tolist() == [1.0] * len(recall.values)
+    assert recall["value"][recall["name"] == "model"].tolist() == [1.0]
     elsewhere = 0 if start else len(texts["b"]) - 1
     recall = ld.evidence_recall(of_documents(best, texts), gold.assign(start=elsewhere, end=elsewhere + 1), k=3)
-    assert recall.values["model"].tolist() == [0.0] * len(recall.values)
+    assert recall["value"][recall["name"] == "model"].tolist() == [0.0]
 
 
 def test_windows_of_a_passage_that_cannot_be_located_are_refused():

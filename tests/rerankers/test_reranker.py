@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 
 from ..support import frames, tiny
@@ -31,6 +30,7 @@ from ..support.systems import (
     TRAINABLE,
     UNTRAINED,
     changed,
+    forget,
     make,
     scores,
     slow_but,
@@ -127,7 +127,7 @@ def test_equal_rows_have_equal_scores(loaded):
 def test_scores_do_not_depend_on_the_size_of_batches(loaded, sizes):
     frame = tiny.longer_results()
     expected = scores(loaded, frame)
-    forget_embeddings()
+    forget(loaded)
     np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
 
 

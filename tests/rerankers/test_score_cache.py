@@ -20,7 +20,7 @@ from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling.weights import fingerprint
 from pyterrier_longdoc.rerankers.score_cache import keys_of_pairs
 
-from ..support import own, tiny
+from ..support import tiny
 from ..support.systems import QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -188,14 +188,6 @@ def test_every_way_to_change_weights_changes_the_key(path, results):
         assert reranker.describe()["weights"]["fingerprint"] == fingerprint(model.state_dict())
         assert len(Store(path)) == 5 * len(seen)
     assert len(seen) == 7
-
-
-@pytest.mark.parametrize("kind", own.EDITED)
-def test_scores_of_a_users_class_are_not_those_before_its_edit(kind, path, results, plain_encoder):
-    make_edited, _ = own.EDITED[kind]
-    for sign in (1, -1, 1):
-        found = scores(make_edited(sign, plain_encoder, score_cache=path), results)
-        np.testing.assert_allclose(found, scores(make_edited(sign, plain_encoder), results), atol=1e-5)
 
 
 def test_scores_of_a_function_without_identity_are_not_stored(path, results):

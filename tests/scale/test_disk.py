@@ -14,6 +14,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.scale.disk import run_lines
 
 from ..support import memory, processes, systems, tiny
 from ..support.digests import Digests, candidates
@@ -94,6 +95,23 @@ def test_a_merged_file_is_a_run_in_the_order_of_ranks(tmp_path):
     both = lines.merge(frame, on=["qid", "docno"], validate="1:1")
     assert len(both) == len(frame)
     np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-15)
+
+
+def test_lines_of_a_run_keep_every_score():
+    scores = [1 / 3, np.nextafter(1e-300, 1), -np.inf]
+    frame = pd.DataFrame({"qid": ["NA", "null", "null"], "docno": ['a"b', "nan", "1"], "score": scores, "rank": 0})
+    lines = list(run_lines(frame, "my system"))
+    assert lines[0] == 'NA Q0 a"b 0 0.3333333333333333 my_system'
+    assert [float(line.split(" ")[4]) for line in lines] == scores
+
+
+@pytest.mark.parametrize("column", ["qid", "docno"])
+@pytest.mark.parametrize("name", ["a b", ""])
+def test_names_that_a_run_cannot_hold_are_refused(column, name, tmp_path):
+    ld.rerank_to_disk(Digests(), RUN.assign(**{column: name}), tmp_path / "out")
+    with pytest.raises(ValueError, match=column):
+        ld.merge_run(tmp_path / "out", tmp_path / "run.res")
+    assert not (tmp_path / "run.res").exists()
 
 
 def test_a_pipeline_can_drop_rows_and_queries(tmp_path):

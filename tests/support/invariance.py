@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from pyterrier_longdoc.common.arguments import changed
-from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
+
+from .systems import forget
 
 
 def assert_independent(model: Any, results: pd.DataFrame, tolerance: float = 1e-4) -> None:
@@ -23,7 +24,7 @@ def assert_independent(model: Any, results: pd.DataFrame, tolerance: float = 1e-
 
 
 def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
-    forget_embeddings()  # so that vectors are computed again
+    forget(model)  # so that vectors are computed again
     return model(frame)["score"].to_numpy(dtype="float64")
 
 

@@ -1,4 +1,4 @@
-"""Small random collections and runs for the tests of experiments."""
+"""Small random collections and runs for the tests of comparisons."""
 
 from __future__ import annotations
 

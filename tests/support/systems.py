@@ -78,8 +78,9 @@ TRAINABLE = tuple(name for name in CONTRACT if name in CROSS_ENCODERS)
 QUIET = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.cross_encoder.UntrainedWarning"),
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.SeenQueriesWarning"),
 ]
-"""Marks of tests in which random weights and texts that are cut are nothing to warn of."""
+"""Marks of tests in which random weights, texts that are cut and queries of the training are nothing to warn of."""
 
 QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
 """Labels of `tiny.results`."""
@@ -115,6 +116,13 @@ def told_of(category: type[Warning], what: Callable[[], Any]) -> list[str]:
     told = [warning for warning in caught if issubclass(warning.category, category)]
     assert {warning.filename for warning in told} <= {what.__code__.co_filename}
     return [str(warning.message) for warning in told]
+
+
+def forget(model: Any) -> None:
+    """Empties what a reranker, and the model that selects its windows, keep of texts that they have read."""
+    for each in filter(None, (model, getattr(model.preselect, "model", None))):
+        if hasattr(each.model.reader, "cache"):
+            each.model.reader.cache.clear()
 
 
 def scores(transformer: Any, frame: pd.DataFrame) -> np.ndarray:

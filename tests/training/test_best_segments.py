@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,33 +190,26 @@ def test_a_killed_run_continues_with_the_same_results(cross_encoder, tmp_path):
     recipe = TrainingArgs(
         epochs=2, queries_per_step=2, learning_rates={"": 5e-3}, metric="RR", lora=ld.Lora(rank=2), save_steps=1
     )
-    make, made = maker(cross_encoder, recipe)
 
     def run(folder, stop_at=0, segments=ONE_SENTENCE):
-        data, options = (RUN, JUDGED, RUN, JUDGED), {"iterations": 2, "gold": GOLD, "folder": folder}
+        make, made = maker(cross_encoder, replace(recipe, checkpoint=folder))
+        data, options = (RUN, JUDGED, RUN, JUDGED), {"iterations": 2, "gold": GOLD}
         with optimizer_steps(stop_at=stop_at) as steps:
-            return fit_on_best_segments(make, *data, segments=segments, **options), len(steps)
+            return fit_on_best_segments(make, *data, segments=segments, **options), len(steps), made
 
-    whole, all_steps = run(None)
+    whole, all_steps, made = run(None)
     assert all_steps == 2 * 6
     assert [len(model.history) for model in made] == [2, 0, 2]  # both iterations by the one recipe; the selector's none
     done = 0
     for at in (4, 5, 3):  # in the first iteration; two steps later in the second; there again
         assert run(tmp_path, at) is None
         done += at - 1
-    resumed, rest = run(tmp_path)
-    assert rest == all_steps - done
-    pd.testing.assert_frame_equal(resumed.iterations, whole.iterations)
-    for one, other in zip(resumed.selections, whole.selections, strict=True):
-        pd.testing.assert_frame_equal(one, other)
-    pd.testing.assert_series_equal(resumed.model(RUN)["score"], whole.model(RUN)["score"])
-    again, steps = run(tmp_path)
-    assert steps == 0
-    pd.testing.assert_frame_equal(again.iterations, whole.iterations)
-    pd.testing.assert_frame_equal(again.selections[0], whole.selections[0])
+    for steps_to_do in (all_steps - done, 0):
+        resumed, rest, _ = run(tmp_path)
+        assert rest == steps_to_do
+        pd.testing.assert_frame_equal(resumed.iterations, whole.iterations)
+        for one, other in zip(resumed.selections, whole.selections, strict=True):
+            pd.testing.assert_frame_equal(one, other)
+        pd.testing.assert_series_equal(resumed.model(RUN)["score"], whole.model(RUN)["score"])
     with pytest.raises(ValueError, match="another training"):
         run(tmp_path, segments=Segments(min_words=2, max_words=6))
-    for part in tmp_path.iterdir():
-        (part / "finished.json").unlink()
-    anew, _ = run(tmp_path, segments=Segments())
-    assert not anew.selections[0].equals(whole.selections[0])

@@ -9,7 +9,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.training import TrainingArgs, k_fold_fit, make_groups
+from pyterrier_longdoc.training import TrainingArgs, make_groups
 
 from ..support.systems import QUIET, make
 from ..support.toy import optimizer_steps, qrels, toy_task
@@ -84,30 +84,30 @@ def test_texts_in_the_frame_are_checked_before_the_first_step(cross_encoder):
     assert not steps
 
 
-def test_a_training_resumes_only_with_the_texts_that_it_had_loaded(cross_encoder, tmp_path):
+def test_a_checkpoint_loads_no_more_texts(cross_encoder, tmp_path):
+    recipe, asked = replace(RECIPE, max_steps=2), []
+    for checkpoint in (None, tmp_path):
+        counting = loader()
+        model = make("MaxP", cross_encoder, training=replace(recipe, checkpoint=checkpoint), text_loader=counting)
+        model.fit(BARE, JUDGED)
+        asked.append(counting.asked)
+    assert asked[0] == asked[1]
+    assert list(map(len, asked[0])) == [6, 6]
+    resumed = loader()
+    make("MaxP", cross_encoder, training=replace(recipe, checkpoint=tmp_path), text_loader=resumed).fit(BARE, JUDGED)
+    assert resumed.asked == []
+
+
+def test_a_training_with_a_text_loader_resumes_with_the_same_results(cross_encoder, tmp_path):
     recipe = replace(RECIPE, save_steps=1)
     whole = make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE, JUDGED)
     recipe = replace(recipe, checkpoint=tmp_path)
     with optimizer_steps(stop_at=4):
         make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE, JUDGED)
-    other = loader(**{RUN["docno"].iloc[0]: "another text"})
     with pytest.raises(ValueError, match="another training"):
-        make("MaxP", cross_encoder, training=recipe, text_loader=other).fit(BARE, JUDGED)
+        make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE.iloc[:-1], JUDGED)
     resumed = make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE, JUDGED)
     np.testing.assert_allclose(resumed(RUN)["score"], whole(RUN)["score"], atol=1e-5)
-
-
-def test_models_of_folds_belong_to_the_texts_that_were_loaded(cross_encoder, tmp_path):
-    folds = [["q-cat"], [qid for qid in BARE["qid"].unique() if qid != "q-cat"]]
-
-    def fitted(texts):
-        model = make("MaxP", cross_encoder, training=replace(RECIPE, max_steps=1), text_loader=texts)
-        return k_fold_fit(model, BARE, JUDGED, folds, folder=tmp_path)
-
-    fitted(loader())
-    fitted(loader())
-    with pytest.raises(ValueError, match="another training"):
-        fitted(loader(**{RUN["docno"].iloc[0]: "another text"}))
 
 
 def test_a_query_without_an_id_is_not_trained_on():

@@ -18,12 +18,12 @@ import torch
 from safetensors import SafetensorError
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import LOSSES, Lora, Loss, TrainingArgs, resume, train
+from pyterrier_longdoc.training import ContinuedTrainingWarning, Lora, TrainingArgs, recipes, resume, train
 from pyterrier_longdoc.training.resume import STATE_FILE
 
 from ..support import processes
 from ..support.lines import lines_in
-from ..support.systems import make
+from ..support.systems import make, told_of
 from ..support.toy import Broken, Toy, optimizer_steps, toy_set, toy_task
 
 RUN, JUDGED = toy_task(0, queries=5)
@@ -176,29 +176,60 @@ def lengthened(text, rng):
     return text + "."
 
 
-def squared(scores, labels, teacher, recipe):
-    return (scores[:, 1:] - scores[:, :1] + 1).square().sum()
-
-
-def halved(scores, labels, teacher, recipe):
-    return squared(scores, labels, teacher, recipe) / 2
-
-
-@pytest.mark.parametrize("edited", ["augment", "loss"])
-def test_training_with_an_edited_function_is_not_continued(edited, cross_encoder, tmp_path, monkeypatch):
-    def fit(augment, loss) -> None:
-        monkeypatch.setitem(LOSSES, "own", Loss(loss, pairs=True))
-        args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1, augment=augment, loss="own")
+def test_training_with_another_function_is_not_continued(cross_encoder, tmp_path):
+    def fit(augment) -> None:
+        args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1, augment=augment)
         make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
 
     with optimizer_steps(stop_at=3):
-        fit(shortened, squared)
-    other = (lengthened, squared) if edited == "augment" else (shortened, halved)
+        fit(shortened)
     with pytest.raises(ValueError, match="another training"):
-        fit(*other)
+        fit(lengthened)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit(shortened, squared)
+        fit(shortened)
+    with pytest.raises(ValueError, match="lambda"):
+        fit(lambda text, rng: text)
+
+
+# Rounds: a training that is continued on purpose.
+
+
+def test_a_second_fit_warns_that_it_continues_unless_it_has_a_checkpoint(cross_encoder, tmp_path):
+    maxp = make("MaxP", cross_encoder, training=replace(RECIPE, epochs=1))
+    assert told_of(ContinuedTrainingWarning, lambda: maxp.fit(RUN, JUDGED)) == []
+    [message] = told_of(ContinuedTrainingWarning, lambda: maxp.fit(RUN, JUDGED))
+    assert message.startswith("this MaxP is already trained")
+    started = maxp.apply_attributes().start_from(maxp)
+    assert [len(told_of(ContinuedTrainingWarning, lambda: started.fit(RUN, JUDGED))) for _ in range(2)] == [0, 1]
+    maxp.training = replace(maxp.training, checkpoint=tmp_path)
+    assert told_of(ContinuedTrainingWarning, lambda: maxp.fit(RUN, JUDGED)) == []
+
+
+def test_interrupted_rounds_continue_with_the_same_weights(cross_encoder, tmp_path):
+    rounds = recipes("leaderboard", queries_per_step=2, learning_rates={"": 1e-2}, save_steps=1)
+    runs = [RUN.groupby("qid").head(size) for size in (2, 3, 4)]
+
+    def fit(folder: Path) -> ld.MaxP:
+        model = make("MaxP", cross_encoder)
+        for i, (run, args) in enumerate(zip(runs, rounds, strict=True)):
+            model.training = replace(args, checkpoint=folder / str(i))
+            model.fit(run, JUDGED)
+        return model
+
+    whole = fit(tmp_path / "whole")
+    for stop_at in (5, 3):  # in the second round, and one step later
+        with optimizer_steps(stop_at=stop_at):
+            fit(tmp_path / "interrupted")
+    with optimizer_steps() as steps:
+        told = told_of(ContinuedTrainingWarning, lambda: fit(tmp_path / "interrupted"))
+    assert (len(steps), told) == (3 * 3 - 4 - 2, [])
+    with optimizer_steps() as steps:
+        again = fit(tmp_path / "interrupted")
+    assert not steps
+    assert again.history["epoch"].tolist() == [1, 2, 3]
+    states = whole.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):

@@ -1,7 +1,8 @@
-"""Repeated training: on several runs in turn, and by folds."""
+"""Training by folds: one model for each fold, trained on the others."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,46 +13,13 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments
-from ..common.files import full_path
 from ..common.frames import as_strings, check_columns, labels_of
 from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
-from ..common.runs import trained_qids
 from .recipe import TrainingArgs
-from .resume import TrainingData, check_new, continue_fit, fit_or_load
+from .resume import ContinuedTrainingWarning
 
 NEXT_FOLD = "next fold"
-
-
-def fit_in_turn(
-    model: Any,
-    runs: Sequence[pd.DataFrame],
-    qrels_tr: pd.DataFrame,
-    topics_or_res_va: pd.DataFrame | None = None,
-    qrels_va: pd.DataFrame | None = None,
-    *,
-    training: Sequence[TrainingArgs],
-) -> Any:
-    """Fit a model on several candidate runs in turn, e.g. of better and better first stages with harder negatives.
-
-    Args:
-        model: a reranker, which is returned; its `training` does not change.
-        runs: the training candidates of each round, as for `fit`.
-        qrels_tr: the labels for all of them.
-        topics_or_res_va: the validation candidates for all rounds.
-        qrels_va: their labels.
-        training: the recipe of each round, e.g. `recipes("leaderboard")`. A checkpoint folder gets a subfolder for each
-            round, and finished rounds are not trained again.
-    """
-    old_recipe = model.training
-    try:
-        for number, (run, args) in enumerate(zip(runs, training, strict=True), start=1):
-            folder = None if args.checkpoint is None else Path(args.checkpoint) / f"round-{number}"
-            model.training = replace(args, checkpoint=folder)
-            continue_fit(model, run, qrels_tr, topics_or_res_va, qrels_va)
-    finally:
-        model.training = old_recipe
-    return model
 
 
 class FoldModels(NotebookMixin, pt.Transformer):
@@ -87,12 +55,6 @@ class FoldModels(NotebookMixin, pt.Transformer):
         return {"models": self.models}
 
     @property
-    def trained_qids(self) -> frozenset[str]:
-        """The queries that the model of their own fold was trained on."""
-        pairs = zip(self.models, self.folds, strict=True)
-        return frozenset().union(*(trained_qids(model) & {*fold} for model, fold in pairs))
-
-    @property
     def history(self) -> pd.DataFrame:
         """The concatenated histories of all models, with the column `fold`, from 0."""
         return pd.concat([model.history.assign(fold=i) for i, model in enumerate(self.models)], ignore_index=True)
@@ -109,12 +71,13 @@ def k_fold_fit(
     *,
     training_run: pd.DataFrame | None = None,
     validation: str | None = None,
-    folder: str | Path | None = None,
     verbose: bool = False,
 ) -> FoldModels:
     """Train one model per fold on the candidates and judgements of the other folds.
 
-    Every model starts from the same weights, and scores the candidates of its own fold.
+    Every model starts from the same weights, and scores the candidates of its own fold. If the recipe names a
+    `checkpoint` folder, the training of fold i has the subfolder `fold-i`, which also stays in the recipe of its model:
+    after an interruption, the same call continues, and finished folds are not trained again.
 
     Args:
         model: a model, which is copied with its weights for each fold (e.g. after training on a larger collection) and
@@ -125,10 +88,6 @@ def k_fold_fit(
         training_run: the training candidates, e.g. `add_judged(run, ...)`; None uses those of `run`.
         validation: the queries to select the best weights, instead of training on them: `"next fold"`; None trains on
             all.
-        folder: a folder for the models. After an interruption, a second call with the same arguments continues:
-            finished models are read, and the current fold is resumed. Models, recipe, candidates, labels and texts must
-            be the same; those of a `text_loader` are read once for this. A user's function (`augment`, a loss) is
-            compared by its code; what it calls does not count.
         verbose: show a progress bar over the folds.
 
     Returns:
@@ -136,7 +95,8 @@ def k_fold_fit(
         runs of all folds (`qid, query, docno, score, rank`) in the order of `run`.
 
     Raises:
-        ValueError: if a query is not in exactly one fold, or the folder has other models.
+        ValueError: if a query is not in exactly one fold, the function returns the same model twice, or the checkpoint
+            folder has another training.
     """
     check_columns(run, ("qid", "query", "docno"), "the candidates")
     check_arguments("str", choices=(None, NEXT_FOLD), validation=validation)
@@ -156,19 +116,24 @@ def k_fold_fit(
     runs = []
     with work_bar("fit", "fold", len(parts), shown=verbose) as bar:
         for index, part in enumerate(parts):
-            others = [qid for qid in qids if qid not in part]
-            validation_qids = parts[(index + 1) % len(parts)] & set(others) if validation == NEXT_FOLD else set()
-            train = set(others) - validation_qids
-            data = TrainingData(_of(train_on, train), _of(qrels, train))
-            if validation_qids:
-                data = TrainingData(*data[:2], _of(run, validation_qids), _of(qrels, validation_qids))
+            others = {*qids} - part
+            held_out = parts[(index + 1) % len(parts)] & others if validation == NEXT_FOLD else set()
+            data = [_of(train_on, others - held_out), _of(qrels, others - held_out)]
+            data += [_of(run, held_out), _of(qrels, held_out)] if held_out else []
             # A copy with the same weights, or the new model of a function.
             new = model() if isinstance(model, type) else getattr(model, "apply_attributes", model)()
-            check_new(new, models)
-            models.append(fit_or_load(new, data, None if folder is None else Path(full_path(folder)) / f"fold-{index}"))
-            runs.append(_run_of(models[-1], tests[index]))
-            if hasattr(models[-1], "to_cpu"):  # its next `transform` moves the weights back
-                models[-1].to_cpu()
+            if any(new is old for old in models):
+                raise ValueError("model must create a new model in each call, but it returned the same one twice")
+            recipe = getattr(new, "training", None)
+            if isinstance(recipe, TrainingArgs) and recipe.checkpoint is not None:
+                new.training = replace(recipe, checkpoint=Path(recipe.checkpoint) / f"fold-{index}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ContinuedTrainingWarning)  # a trained model is continued on purpose
+                new.fit(*data)
+            models.append(new)
+            runs.append(_run_of(new, tests[index]))
+            if hasattr(new, "to_cpu"):  # its next `transform` moves the weights back
+                new.to_cpu()
             bar.update()
     return FoldModels(models, [list(dict.fromkeys(test["qid"])) for test in tests], pd.concat(runs).sort_index())
 

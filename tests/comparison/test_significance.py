@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multitest_alias
 
-from pyterrier_longdoc.experiment import ExperimentResults, Statistics
-from pyterrier_longdoc.experiment.significance import (
+from pyterrier_longdoc.comparison import Comparison, Statistics
+from pyterrier_longdoc.comparison.significance import (
     TESTS,
     correct,
     effect_sizes,
@@ -77,8 +77,7 @@ def test_no_difference_has_the_p_value_1(test):
 def test_values_that_differ_by_rounding_count_as_equal():
     values = {"one": np.full((1, 30, 1), 0.1), "thrice": np.full((3, 30, 1), 0.1)}
     values["thrice"] = np.nextafter(values["thrice"], 1)
-    seeds = {"one": [None], "thrice": [0, 1, 2]}
-    results = ExperimentResults(values, seeds, list(map(str, range(30))), ["AP"], Statistics(baseline=("one",)))
+    results = Comparison(values, list(map(str, range(30))), ["AP"], Statistics(baseline=("one",)))
     [row] = results.comparisons.to_dict("records")
     assert (row["p-value"], row["reject"], row["+"], row["-"], row["difference"]) == (1.0, False, 0, 0, 0.0)
     assert without_rounding(np.array([0.1 + 1e-9]), np.array([0.1])) == 0.1 + 1e-9
