@@ -9,10 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyterrier as pt
 
-from .arguments import arguments_of
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -54,12 +52,6 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
-def _comparable(value: Any) -> dict[str, Any]:
-    """Return the arguments of a transformer; arrays as lists, because arrays have no single truth value."""
-    arguments = arguments_of(value).items()
-    return {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in arguments}
-
-
 class ReprMixin:
     """Base class of dataclasses with a repr of the fields that differ from their defaults."""
 
@@ -68,15 +60,10 @@ class ReprMixin:
 
 
 class NotebookMixin(ReprMixin, Cited):
-    """Base class of transformers with equality, repr, hash, schematic and citation."""
+    """Base class of transformers with repr, schematic and citation."""
 
-    def __eq__(self, other: object) -> bool:
-        """Compare class and constructor arguments, so that `pt.Experiment(plan="tree")` runs equal stages once."""
-        return self is other or (type(self) is type(other) and _comparable(self) == _comparable(other))
-
-    def __hash__(self) -> int:
-        # Neither `fit` nor a changed argument may alter it, because dictionaries and sets would lose their members.
-        return hash(type(self))
+    # PyTerrier's own is the hash of the repr, which `fit` and new arguments change: a dictionary would lose its keys.
+    __hash__ = object.__hash__
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """Return the schematic for PyTerrier."""

@@ -32,9 +32,10 @@ EXACT_RUN = 4
 """On a CPU, at least this many windows of equal length form passes without padding, because attention is faster without
 a mask. In half precision a single window does, because passes with a mask are slower than in fp32."""
 
-BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS = 1_000_000, 150_000
-"""The characters that are tokenized and held at a time, about 250,000 tokens: larger blocks need less padding. The
-second limit is for heads that hold states or matches of all tokens, `channels * 32` numbers for each."""
+BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS = 250_000, 150_000
+"""The characters that are tokenized and held at a time, about 60,000 tokens: larger blocks need less padding, but an
+interrupted run loses one, and the progress bar moves after each. The second limit is for heads that hold states or
+matches of all tokens, `channels * 32` numbers for each."""
 
 MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Computes `(V', Q, T)` matches of one layer from `(V', Q, H)` query states, `(V', T, H)` window states and a

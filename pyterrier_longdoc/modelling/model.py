@@ -30,13 +30,10 @@ from .windows import windows_to_config
 PAIRS_PER_BLOCK = 4096
 """The maximum number of pairs that are read and encoded together."""
 
-WATCHED_BLOCK_CHARACTERS = 100_000
-"""The characters of a block if a score cache or a progress bar follows: a few seconds on a CPU."""
-
 Origin = Literal["checkpoint", "random", "fit", "copied"]
 
-OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[PairCoverage]], None]
-"""Called after each block with the rows of each of its P pairs, their `(P,)` scores and their coverage."""
+OnBlock = Callable[[list[list[int]], np.ndarray], None]
+"""Called after each block with the rows of each of its P pairs and their `(P,)` scores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,11 +181,6 @@ class Model(nn.Module):
         return self.origin in ("fit", "copied")
 
     @property
-    def is_changed(self) -> bool:
-        """Whether it differs from a new model with the same arguments: it is trained or quantized."""
-        return self.is_trained or self.encoder.quantized is not None
-
-    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.parameters()).device
@@ -196,13 +188,7 @@ class Model(nn.Module):
     # The walk over a run.
 
     def walk(
-        self,
-        queries: Sequence[Question],
-        texts: Sequence[Text],
-        *,
-        offsets: bool = False,
-        characters: int | None = None,
-        bar: Any = None,
+        self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False, bar: Any = None
     ) -> Iterator[tuple[Block, list[PairInputs]]]:
         """Read the distinct pairs of a run in blocks, longest texts first, in bounded memory.
 
@@ -210,10 +196,11 @@ class Model(nn.Module):
         """
         if bar is not None:
             bar.reset(total=sum(map(len, texts)))
-        limits = [self.encoder.block_characters, TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else None]
-        limit = min(filter(None, [*limits, characters]))
+        characters = self.encoder.block_characters
+        if isinstance(self.head, TokenHead):
+            characters = min(characters, TOKEN_BLOCK_CHARACTERS)
         divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
-        for block in divide(queries, texts, characters=limit, pairs=PAIRS_PER_BLOCK):
+        for block in divide(queries, texts, characters=characters, pairs=PAIRS_PER_BLOCK):
             yield block, self.read(block.queries, block.texts, offsets=offsets)
             if bar is not None:
                 bar.update(sum(len(text) * len(rows) for text, rows in zip(block.texts, block.rows, strict=True)))
@@ -232,17 +219,14 @@ class Model(nn.Module):
         scored = Scored(len(texts), self.new_coverage())
         table: list[PairCoverage] = []
         self.encoder.refresh()
-        watched = on_block is not None or not getattr(bar, "disable", True)
-        characters = WATCHED_BLOCK_CHARACTERS if watched else None
         with self.inference():
-            for block, pairs in self.walk(queries, texts, offsets=explain, characters=characters, bar=bar):
-                rows = [pair.row for pair in pairs]
-                table += rows
+            for block, pairs in self.walk(queries, texts, offsets=explain, bar=bar):
+                table += [pair.row for pair in pairs]
                 encoded = self.encode(pairs, scored.coverage)
                 values = self.aggregate(encoded).double().cpu().numpy()
                 scored.add(block.rows, values, self.explanations(encoded, pairs) if explain else None)
                 if on_block is not None:
-                    on_block(block.rows, values, rows)
+                    on_block(block.rows, values)
         scored.coverage.add(table)
         scored.coverage.runtime = self.encoder.computed_in[1]  # torch, if an export has turned out to be wrong
         return scored.checked()

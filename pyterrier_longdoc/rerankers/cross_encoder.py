@@ -84,11 +84,11 @@ class CrossEncoder(Reranker, pt.Estimator):
             cross-encoders were trained. `"padded"` is the fixed layout of Boytsov et al. 2025. Also an `InputLayout`,
             or the name of another layout in `presets`.
         score_cache: a file that stores scores by weights, settings, query and text. A second run over the same texts
-            reads them, and an interrupted run resumes, because each block of texts is written when it is complete. The
-            cache is not used with `explain`, for the validation in `fit`, or for models with hooks. Changes of weights
-            through `.data` are not detected (use `torch.no_grad()`), and neither are those of other attributes of
-            modules, such as `LayerNorm.eps`, or of the code of your own functions and classes, which count by their
-            names: use another file.
+            reads them, and an interrupted run resumes, because each block of texts is written when it is complete.
+            `coverage` counts what was computed, not what was read from the file. The cache is not used with `explain`,
+            for the validation in `fit`, or for models with hooks. Changes of weights through `.data` are not detected
+            (use `torch.no_grad()`), and neither are those of other attributes of modules, such as `LayerNorm.eps`, or
+            of the code of your own functions and classes, which count by their names: use another file.
         training: the recipe for `fit`; None for `TrainingArgs()`. `load` restores that of the last `fit`.
 
     Example:

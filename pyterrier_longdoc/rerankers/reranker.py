@@ -152,23 +152,6 @@ class Reranker(NotebookMixin, pt.Transformer):
         backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
         return f"{type(self).__name__}({', '.join([repr(backbone), *arguments])})"
 
-    def __eq__(self, other: object) -> bool:
-        """Compare class, constructor arguments and, where they are in memory, weights; nothing is loaded.
-
-        A reranker that is not loaded equals one with the weights of their checkpoint, and also one whose weights were
-        changed in place under `torch.no_grad()`, because only `fit`, `start_from`, `load` and `quantize` mark a change.
-        """
-        if not (super().__eq__(other) and isinstance(other, Reranker)):
-            return False
-        models = [vars(reranker)["_model"] for reranker in (self, other)]
-        loaded = [model for model in models if model is not None]
-        if len(loaded) < len(models):
-            return not any(model.is_changed for model in loaded)
-        int8 = [getattr(model.encoder.quantized, "digest", None) for model in loaded]
-        return int8[0] == int8[1] and loaded[0].fingerprint() == loaded[1].fingerprint()
-
-    __hash__ = NotebookMixin.__hash__
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "_is_set_up": False}
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from ..common.coverage import PairCoverage, Scored
+from ..common.coverage import Scored
 from ..common.frames import Instructed, Question, Text, as_document, words_of_query
 from ..common.key import NoKeyError
 from ..common.key import key as key_of
-from ..common.store import Key, Store
+from ..common.store import Store
 from ..common.warnings import warn_once
 from ..modelling.model import Model
 
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 """Part of every key; increase it when the entries change."""
 
 
@@ -26,8 +25,8 @@ def score_with_cache(
 ) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
-    The file contains hashes, no texts; several processes can use it. The coverage also counts stored pairs; the bar
-    does not. Scores of a reranker without a key are not stored.
+    The file contains hashes, no texts; several processes can use it. Neither coverage nor bar count stored pairs.
+    Scores of a reranker without a key are not stored.
     """
     path = reranker.score_cache
     try:
@@ -35,32 +34,19 @@ def score_with_cache(
     except NoKeyError as error:
         warn_once(reranker, f"score_cache={str(path)!r} is not used: {error}.", UserWarning)
         return model.score(queries, texts, bar=bar)
-    # Entries of the cache also contain the account of what was read.
-    account = model.settings.windows_argument, model.settings.max_windows
-    store, keys = Store(path), keys_of_pairs(key_of([scored_by, account]), queries, texts)
-    entries: dict[Key, tuple[float, PairCoverage]] = {
-        key: (score, PairCoverage("", *reading))  # the query is not stored
-        for key, (score, *reading) in store.get_many(dict.fromkeys(keys)).items()
-    }
-    new = [row for row, key in enumerate(keys) if key not in entries]
+    store, keys = Store(path), keys_of_pairs(scored_by, queries, texts)
+    stored = store.get_many(dict.fromkeys(keys))
+    new = [row for row, key in enumerate(keys) if key not in stored]
 
-    def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[PairCoverage]) -> None:
+    def put(rows: list[list[int]], scores: np.ndarray) -> None:
         if np.isfinite(scores).all():  # otherwise the run ends with an error
-            places = [keys[new[group[0]]] for group in rows]
-            block: dict[Key, Any] = dict(zip(places, zip(scores.tolist(), readings, strict=True), strict=True))
-            store.put_many({key: [score, *astuple(reading)[1:]] for key, (score, reading) in block.items()})
-            entries.update(block)
+            store.put_many({keys[new[group[0]]]: score for group, score in zip(rows, scores.tolist(), strict=True)})
 
-    fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
-    coverage = model.new_coverage()
-    for name in ("tokens_encoded", "tokens_computed", "longest_input"):
-        setattr(coverage, name, getattr(fresh, name))
-    words = map(words_of_query, queries)
-    rows = {key: replace(entries[key][1], query=query) for key, query in zip(keys, words, strict=True)}
-    coverage.add(rows.values())
-    scored = Scored(len(keys), coverage)
-    scored.scores[:] = [entries[key][0] for key in keys]
-    return scored.checked()
+    computed = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put)
+    scored = Scored(len(keys), computed.coverage)
+    scored.scores[:] = [stored.get(key, np.nan) for key in keys]
+    scored.scores[new] = computed.scores
+    return scored
 
 
 def keys_of_pairs(scored_by: str, queries: Sequence[Question], texts: Sequence[Text]) -> list[bytes]:

@@ -48,8 +48,8 @@ def rerank_to_disk(
 
     A block is one query, or several until they have 100 rows, and becomes a Parquet file. After an interruption, the
     same call continues: finished blocks are kept, and the current one is scored again (a model with `score_cache=` only
-    repeats the last two seconds). Several processes, on machines with a shared file system, can divide the work by
-    `shard`. With `ld.distributed(pipeline)`, the workers of Ray compute the blocks.
+    scores the texts that are not in its file). Several processes, on machines with a shared file system, can divide the
+    work by `shard`. With `ld.distributed(pipeline)`, the workers of Ray compute the blocks.
 
     A folder belongs to one job: candidates and models of this package are compared. Changes in other stages, such as
     your functions, or in a `PairScorer` that needs a name, are not noticed; a warning says so. Your own classes count

@@ -30,6 +30,7 @@ import torch
 from ir_measures import nDCG
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis.evidence import BASELINES
 
 from ..support.systems import forget
 from .questions import Questions, candidates, processor
@@ -132,7 +133,8 @@ def quality(args: argparse.Namespace) -> None:
         both = frames[name].merge(found[["qid", "docno", "score"]], on=["qid", "docno"], suffixes=("", "_bm25"))
         both["score"] += WEIGHT * both["score_bm25"]
         frames[f"{name} + {WEIGHT} BM25"] = pt.model.add_ranks(both.drop(columns=["rank", "score_bm25"]))
-    results = ld.Experiment(frames, questions.topics, qrels, [nDCG @ 10], baseline="MaxP", correction="holm")
+    values = pt.Experiment(frames, questions.topics, qrels, [nDCG @ 10], perquery=True)
+    results = ld.compare(values, baseline="MaxP", correction="holm")
     print(f"{args.collection.name}, {args.task}: {len(questions.topics)} queries, the best {args.depth} of BM25")
     columns = ["name", "measure", "mean", "difference", "low", "high", "p-value", "p-value corrected"]
     print(results.means.to_string(), results.comparisons[columns].to_string(index=False), sep="\n")
@@ -151,9 +153,9 @@ def show_evidence(model: str, systems: dict[str, Any], questions: Questions) -> 
     }
     for scorer in by_window.values():
         scorer.explain = True
-    # BM25's best windows are a baseline of evidence_recall.
-    evidence = ld.evidence_recall({name: scorer(rows) for name, scorer in by_window.items()}, questions.placed)
-    print(evidence.table.to_string(index=False))
+    values = ld.evidence_recall({name: scorer(rows) for name, scorer in by_window.items()}, questions.placed)
+    evidence = ld.compare(values, baseline=BASELINES)
+    print(evidence.means.to_string())
     print(evidence.comparisons[["name", "reference", "measure", "difference", "low", "high"]].to_string(index=False))
 
 

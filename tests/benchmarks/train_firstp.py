@@ -32,6 +32,8 @@ from random import Random
 from typing import Any
 
 import pandas as pd
+import pyterrier as pt
+from ir_measures import RR, nDCG
 from train_docstrings import phrases_of
 from train_heads import without_answers
 from train_questions import (
@@ -308,7 +310,8 @@ def dev(folder: Path, names: Sequence[str], sizes: Sequence[int], number: int) -
     run = examples.drop(columns="label").assign(score=0.0, rank=0)
     frames = {name: model(run) for name, model in systems.items()}
     baseline = f"{Path(names[-1]).name} {sizes[0]}"
-    results = ld.Experiment(frames, topics, qrels, ["nDCG@10", "RR"], baseline=baseline, correction="holm")
+    values = pt.Experiment(frames, topics, qrels, [nDCG @ 10, RR], perquery=True)
+    results = ld.compare(values, baseline=baseline, correction="holm")
     print(results.means.to_string(float_format="{:.3f}".format))
     columns = ["name", "measure", "mean", "difference", "low", "high", "p-value corrected"]
     print(results.comparisons[columns].to_string(index=False, float_format="{:.3f}".format))

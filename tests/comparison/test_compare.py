@@ -72,7 +72,7 @@ def test_ties_missing_queries_and_equal_systems_are_as_in_pyterrier(doubtful):
         {"test": "wilcoxon"},
         {"test": lambda x, y: stats.mannwhitneyu(x, y)},
     ],
-    ids=lambda options: "-".join(map(str, options.values())),
+    ids=["holm", "bonferroni", "fdr_bh", "hs", "fdr_tsbky", "wilcoxon", "a function"],
 )
 def test_tests_and_corrections_are_those_of_pyterrier(doubtful, options):
     expected = pt.Experiment(doubtful, TOPICS, QRELS, ["ndcg_cut_5", "map"], baseline="good", **options)

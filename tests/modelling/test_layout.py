@@ -108,20 +108,18 @@ def test_inputs_of_the_shared_layout_equal_those_of_the_tokenizer(kind, tmp_path
             assert inputs["token_type_ids"].tolist() == expected["token_type_ids"]
 
 
-def test_coverage_counts_truncation_in_the_shared_layout(tmp_path):
+def test_coverage_counts_truncation_in_the_shared_layout():
     """The budget is 17 tokens. A text counts once per query, and a query as truncated if it is for any text."""
     long, short = text_of(40), text_of(3)
     frame = tiny.frame([text_of(2), text_of(30), text_of(15)], [long, short])
-    for options in ({}, {"score_cache": tmp_path / "scores"}, {"score_cache": tmp_path / "scores"}):
-        model = make("FirstP", layout="shared", window_size=10, max_query_len=7, **options)
-        model(frame)
-        coverage = model.coverage
-        assert (coverage.queries, coverage.queries_truncated) == (3, 2)
-        assert (coverage.query_tokens, coverage.query_tokens_read) == (2 + 30 + 15, 2 + 8 + 8)
-        assert (coverage.pairs, coverage.pairs_truncated) == (6, 3)
-        assert coverage.tokens == 3 * (40 + 3)
-        assert coverage.tokens_read == (17 - 2 + 3) + (17 - 8 + 3) + (17 - 8 + 3)
     model = make("FirstP", layout="shared", window_size=10, max_query_len=7)
+    model(frame)
+    coverage = model.coverage
+    assert (coverage.queries, coverage.queries_truncated) == (3, 2)
+    assert (coverage.query_tokens, coverage.query_tokens_read) == (2 + 30 + 15, 2 + 8 + 8)
+    assert (coverage.pairs, coverage.pairs_truncated) == (6, 3)
+    assert coverage.tokens == 3 * (40 + 3)
+    assert coverage.tokens_read == (17 - 2 + 3) + (17 - 8 + 3) + (17 - 8 + 3)
     model(tiny.frame([text_of(14)], [short]))  # longer than max_query_len, and read to its end
     assert not model.coverage.truncated
 

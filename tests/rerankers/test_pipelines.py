@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
-import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
 from pyterrier_longdoc.listwise import Reply
-from pyterrier_longdoc.training import TeacherScores
+from pyterrier_longdoc.training import TeacherScores, k_fold_fit
 
 from ..support import terrier, tiny
 from ..support.llm import oracle
@@ -53,55 +52,43 @@ def test_inspection_loads_nothing(fresh, name, nothing_loads):
     assert {"backbone", "text_field", "batch_size", "verbose", "device"} <= set(values)
 
 
-def test_rerankers_of_one_class_and_equal_arguments_are_equal(fresh, name, nothing_loads):
-    other = make(name)
-    assert fresh == other
-    assert len({fresh, other}) == 1
-    other.batch_size = 3
-    assert fresh != other
-    assert other in {other}  # also after a change
-    other = make(name)
-    other.text_field = ("title", "text")
-    assert fresh != other
-    assert fresh != pt.Transformer.identity()
+def test_a_model_equals_only_itself_and_stays_in_its_dictionary():
+    model, same = make("MaxP", training=ld.TrainingArgs(max_steps=1)), make("MaxP")
+    members = {model: 1, same: 2}
+    assert len(members) == 2
+    model.batch_size = 3
+    model.fit(CANDIDATES, QRELS)
+    assert members[model] == 1
+    # A selector is plain data, but its model is not.
+    assert ld.CrossEncoderWindows(1, model) == ld.CrossEncoderWindows(1, model) != ld.CrossEncoderWindows(1, same)
 
 
-def test_weights_in_memory_are_compared(results):
-    model, loaded = make("MaxP"), make("MaxP")
-    loaded(results)
-    assert model == loaded  # both have the checkpoint's weights
-    with torch.no_grad():
-        next(loaded.model.parameters()).add_(1)
-    model(results)
-    assert model != loaded
-    members = {model}
-    model.training = loaded.training = ld.TrainingArgs(max_steps=1)
-    model.fit(results, QRELS)
-    assert model in members
-    assert model != make("MaxP", training=model.training)  # trained, and not loaded
-    assert model == model.apply_attributes()
-
-
-def test_other_transformers_are_equal_by_their_arguments():
-    assert ld.ZScore() == ld.ZScore()
-    assert ld.Passages(ld.SlidingWords(4, 2)) == ld.Passages(ld.SlidingWords(4, 2))
-    assert ld.Passages(ld.SlidingWords(4, 2)) != ld.Passages(ld.SlidingWords(4, 3))
-    selected = [make("MaxP", preselect=ld.CrossEncoderWindows(1, make("FirstP", seed=seed))) for seed in (1, 1, 2)]
-    assert selected[0] == selected[1] != selected[2]
-    scorer = ld.PairScorer(lambda queries, texts: [0.0] * len(texts))
-    assert ld.MaxP(scorer) == ld.MaxP(scorer)
-
-
-def test_a_tree_of_equal_stages_runs_each_once(results, monkeypatch):
+def test_a_tree_runs_one_object_once_and_two_equal_objects_twice(monkeypatch):
     calls = []
     transform = ld.MaxP.transform
     monkeypatch.setattr(ld.MaxP, "transform", lambda self, inp: calls.append(len(inp)) or transform(self, inp))
-    systems = [FIRST_STAGE >> LOADER >> make("MaxP") >> last for last in (ld.ZScore(), make("FirstP"))]
+    first = FIRST_STAGE >> LOADER >> make("MaxP")
+    for others, runs in (([first, first], 1), ([first, FIRST_STAGE >> LOADER >> make("MaxP")], 2)):
+        systems = [start >> last for start, last in zip(others, (ld.ZScore(), make("FirstP")), strict=True)]
+        expected = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"])
+        calls.clear()
+        table = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"], plan="tree")
+        assert list(filter(None, calls)) == [len(CANDIDATES)] * runs  # PyTerrier also passes empty frames, to validate
+        pd.testing.assert_frame_equal(table, expected)
+
+
+def test_a_tree_evaluates_both_of_two_equal_systems():
+    systems = {name: FIRST_STAGE >> LOADER >> make("MaxP") for name in "ab"}
     table = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"], plan="tree")
-    assert list(filter(None, calls)) == [len(CANDIDATES)]  # PyTerrier also passes empty frames, to validate
-    expected = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"])
-    assert list(filter(None, calls)) == [len(CANDIDATES)] * 3
-    pd.testing.assert_frame_equal(table, expected)
+    assert table["name"].tolist() == ["a", "b"]
+    assert table["ndcg_cut_10"].nunique() == 1
+
+
+def test_two_results_of_k_fold_fit_are_two_systems():
+    recipe, folds = ld.TrainingArgs(max_steps=1), [[qid] for qid in TOPICS["qid"]]
+    found = [k_fold_fit(make(name, training=recipe), CANDIDATES, QRELS, folds) for name in ("MaxP", "FirstP")]
+    table = pt.Experiment([FIRST_STAGE >> LOADER >> models for models in found], TOPICS, QRELS, ["map"])
+    assert table["map"].tolist() == [pt.Evaluate(models.run, QRELS, ["map"])["map"] for models in found]
 
 
 def test_pipeline_operators_combine_the_scores_of_models(loaded, all_loaded):
@@ -235,6 +222,14 @@ def test_grid_search_finds_the_best_value_of_an_argument(name, parameter, values
     assert alone[str(value)] == max(alone.values()) == pytest.approx(best)
     assert getattr(model, parameter) == value
     assert pt.Experiment([found], TOPICS, QRELS, ["map"])["map"].item() == pytest.approx(best)
+
+
+def test_a_grid_over_two_equal_rerankers_tries_every_combination():
+    models = [make("MaxP"), make("MaxP")]
+    grid = {model: {"max_windows": values} for model, values in zip(models, ([1, 2], [1, 2, 3]), strict=True)}
+    found = pt.GridScan(FIRST_STAGE >> LOADER >> (models[0] + models[1]), grid, TOPICS, QRELS, ["map"])
+    tried = set(zip(found["tran_0_max_windows"], found["tran_1_max_windows"], strict=True))
+    assert tried == {(first, second) for first in (1, 2) for second in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("validated", [False, True])

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.common.store import Store
 from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling.weights import fingerprint
@@ -65,21 +66,20 @@ def encoded(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
 def test_a_second_run_reads_scores_from_the_cache(name, path, results, encoded):
     model, plain = make(name, score_cache=path), make(name)
-    expected, coverage = scores(plain, results), plain.coverage
+    expected = scores(plain, results)
     encoded.clear()
-    for _ in range(2):
-        out = model(results)
-        np.testing.assert_allclose(out["score"], expected, rtol=1e-5)
-        assert model.coverage == coverage
-    assert sum(encoded) == 5
-    assert len(Store(path)) == 5
-    again = make(name, score_cache=str(path))
-    pd.testing.assert_frame_equal(again(results), out)
-    assert again.coverage == coverage
+    out = model(results)
+    np.testing.assert_allclose(out["score"], expected, rtol=1e-5)
+    assert model.coverage == plain.coverage
+    assert sum(encoded) == len(Store(path)) == 5
+    for again in (model, make(name, score_cache=str(path))):
+        pd.testing.assert_frame_equal(again(results), out)
+        assert again.coverage == Coverage()  # nothing was read
+        assert (again.coverage.rows, again.coverage.dtype) == (6, "float32")
     assert sum(encoded) == 5
 
 
-@pytest.mark.parametrize("damaged", ["{", "[]", '["x", 1, 1, 1, 1, 1]', "[0.5, 1]"])
+@pytest.mark.parametrize("damaged", ["{", "0.5", "[0.5, 1]"])
 def test_a_damaged_score_is_refused_by_its_file_before_scoring(damaged, path, results, encoded):
     model = make("MaxP", score_cache=path)
     model(results.iloc[:2])
@@ -96,9 +96,7 @@ def test_an_edited_score_is_refused(score, path, results):
     model = make("MaxP", score_cache=path)
     model(results)
     with sqlite3.connect(path) as connection:
-        for key, value in connection.execute("SELECT key, value FROM store").fetchall():
-            edited = value[: value.index("[") + 1] + score + value[value.index(",") :]
-            connection.execute("UPDATE store SET value = ? WHERE key = ?", [edited, key])
+        connection.execute("UPDATE store SET value = substr(value, 1, 16) || ?", [score])  # after its digest
     with pytest.raises(ValueError, match=f"{path.name}' is damaged"):
         model(results)
 
@@ -109,10 +107,23 @@ def test_only_new_pairs_are_scored(path, results, encoded):
     assert sum(encoded) == 2
     queries, texts = results["query"].tolist(), results["text"].fillna("").tolist()
     with pt.tqdm(file=io.StringIO()) as bar:
-        found = model.score(queries, texts, bar).scores
+        found = model.score(queries, texts, bar)
     assert sum(encoded) == 5
-    assert bar.n == bar.total == sum(map(len, texts[2:5]))  # of what is not in the cache
-    np.testing.assert_allclose(found, scores(make("MaxP"), results), rtol=1e-5)
+    assert found.coverage.pairs == 3  # of what is not in the cache, as in the bar
+    assert bar.n == bar.total == sum(map(len, texts[2:5]))
+    np.testing.assert_allclose(found.scores, scores(make("MaxP"), results), rtol=1e-5)
+
+
+def test_neither_the_cache_nor_a_bar_changes_how_texts_are_grouped(path, encoded):
+    frame = tiny.frame(["old dog"], [f"{number} {'the cat sings ' * 700}" for number in range(40)])
+    found, groups = [], []
+    for options in ({}, {"verbose": True}, {"score_cache": path}):
+        encoded.clear()
+        found.append(scores(make("FirstP", **options), frame).tolist())
+        groups.append(list(encoded))
+    assert groups[0] == groups[1] == groups[2]
+    assert len(groups[0]) > 1
+    assert found[0] == found[1] == found[2]  # bit for bit
 
 
 @pytest.mark.parametrize(
