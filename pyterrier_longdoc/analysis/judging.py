@@ -158,7 +158,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         ]
         grade, unreadable = read_reply(
             lambda reminder: self.client.ask(qid, [*messages, *reminder]),
-            lambda reply: parse_grade(reply.text),
+            parse_grade,
             request=GRADE_AGAIN,
             retries=self.retries,
         )

@@ -73,7 +73,7 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
 
         Args:
             name: one of `list_dataset_names`, read on first use; ``folder:PATH`` for your own collection; or
-                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` or ``mldr:PATH`` for published files.
+                ``squad:PATH``, ``far-relevant:PATH`` or ``longembed:PATH`` for published files.
         """
         if name in _BY_NAME:
             return _BY_NAME[name]()

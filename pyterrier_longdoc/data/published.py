@@ -30,10 +30,9 @@ def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "lo
         ValueError: for a malformed row or a duplicate id.
         ImportError: for Parquet without pyarrow.
     """
-    hub = "dwzhu/LongEmbed"
-    corpus = unique_rows(_rows(_tables(folder, "corpus", hub), ("doc_id", "text")), "doc_id")
-    queries = unique_rows(_rows(_tables(folder, "queries", hub), ("qid", "text")), "qid")
-    judgements = _rows(_tables(folder, "qrels", hub), ("qid", "doc_id"))
+    corpus = unique_rows(_rows(folder, "corpus", ("doc_id", "text")), "doc_id")
+    queries = unique_rows(_rows(folder, "queries", ("qid", "text")), "qid")
+    judgements = _rows(folder, "qrels", ("qid", "doc_id"))
     splits: dict[str, list[str]] = {}
     for qid, row in queries.items():
         if "context_length" in row:
@@ -48,26 +47,19 @@ def read_longembed(folder: str | Path, *, tokenizer: Any = None, name: str = "lo
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("zhu-2024-longembed",))
 
 
-# Files.
-
-
-def _rows(files: list[Path], strings: tuple[str, ...]) -> Rows:
-    return (row for file in files for row in read_rows(file, strings))
-
-
-def _tables(folder: str | Path, table: str, hub: str, *, required: bool = True) -> list[Path]:
-    """Find the files of a table, which can have several parts."""
+def _rows(folder: str | Path, table: str, strings: tuple[str, ...]) -> Rows:
+    """Read a table, which can be in several files."""
     root = Path(full_path(folder))
     files = (path for path in sorted(root.glob("*")) if path.is_file())
     matches = {path: match for path in files if (match := _TABLE.fullmatch(path.name))}
     paths = {path: match for path, match in matches.items() if match[1] == table}
-    if required and not paths:
+    if not paths:
         others = ", ".join(sorted({match[1] for match in matches.values()})) or "none"
         raise FileNotFoundError(
             f"{root} has no {table}.parquet, .jsonl or .jsonl.gz, in one or several parts (other tables: {others}): "
-            f"use a folder with the files of the dataset {hub} of the Hugging Face hub, in the same layout"
+            f"use a folder with the files of the dataset dwzhu/LongEmbed of the Hugging Face hub, in the same layout"
         )
     if len({match[3] for match in paths.values()}) > 1 or any(int(m[2] or 1) != len(paths) for m in paths.values()):
         names = ", ".join(path.name for path in paths)
         raise FileNotFoundError(f"{root} must have all parts of {table} in the same format; it has {names}")
-    return list(paths)
+    return (row for file in paths for row in read_rows(file, strings))

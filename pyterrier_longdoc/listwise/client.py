@@ -22,7 +22,6 @@ REPEATED_CHARACTERS = 2000
 
 Parsed = TypeVar("Parsed")
 
-
 # One lock for all clients, because a lock per client could not be pickled.
 _COUNTING = threading.Lock()
 
@@ -108,7 +107,7 @@ class AsksLLM:
 
 
 def read_reply(
-    ask: Callable[[list[Message]], Reply], parse: Callable[[Reply], Parsed | None], *, request: str, retries: int
+    ask: Callable[[list[Message]], Reply], parse: Callable[[str], Parsed | None], *, request: str, retries: int
 ) -> tuple[Parsed | None, list[Reply]]:
     """Return a parsed reply (None if none is readable) and the unreadable replies before it.
 
@@ -122,7 +121,7 @@ def read_reply(
             if not reminder:
                 raise
             break  # no room for a reminder
-        if (parsed := parse(reply)) is not None:
+        if (parsed := parse(reply.text)) is not None:
             return parsed, unreadable
         unreadable.append(reply)
         # Some servers refuse empty messages and messages that end in white space.

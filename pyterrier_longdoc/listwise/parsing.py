@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass
 
 _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _ANSWER_OPEN = re.compile(r"<(?:final_)?(?:answer|output|ranking|result)>", re.IGNORECASE)
 _ANSWER_CLOSE = re.compile(r"</(?:final_)?(?:answer|output|ranking|result)>", re.IGNORECASE)
-_BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
-_DECORATION = re.compile(r"```(?:json|text)?|[*_`\"']")
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+_SIGNS = str.maketrans("【】〔〕→≻", "[][]>>")  # noqa: RUF001 - NFKC keeps these
+_DECORATION = re.compile(r"```[a-z]*|[*_`\"'\\]")
+_LIST_OF_IDS = re.compile(r'\[(?:\d+|"\[?\d+\]?")[,\]]')
 _LIST = re.compile(r"\[(\s*\d+(?:\s*,\s*\d+)+\s*)\]")
-_BULLET = r"(?:[-•][ \t]*|\d{1,4}[.):][ \t]*)?"
-_CHAIN = re.compile(rf"\[\s*\d+\s*\](?:\s*[>,;]*\s*{_BULLET}\[\s*\d+\s*\])*")
-_LINES = re.compile(rf"(?:^[ \t]*{_BULLET}\[\s*\d+\s*\](?!\s*[>,;]?\s*\[)[^\n]*\n+)+", re.MULTILINE)
-_AT_LINE_START = re.compile(rf"^[ \t]*{_BULLET}\[\s*(\d+)\s*\]", re.MULTILINE)
 _ID = re.compile(r"\[\s*(\d+)\s*\]")
-_BARE = re.compile(r"^[ \t]*\d+(?:[ \t]*[>,;][ \t]*\d+)*[ \t]*[.,;]?[ \t]*$", re.MULTILINE)
+_ITEM = re.compile(
+    r"^[ \t]*(?:[-•(|>#]+[ \t]*)?(?:\d{1,4}[ \t]*[.):|]+[ \t]*(?:\w+[ \t]+)?)?"
+    rf"{_ID.pattern}(?![ \t]*(?:[>,;][ \t]*)?\[)",
+    re.MULTILINE,
+)
+"""The beginning of a line: an id after a bullet, a number and a word at most, and not the beginning of a chain."""
+_LINES = re.compile(rf"(?:{_ITEM.pattern}[^\n]*\n+(?:(?!{_ITEM.pattern})[ \t]+\S[^\n]*\n+)*)+", re.MULTILINE)
+"""Lines that begin with an id, each with the indented lines below it."""
+_BETWEEN = r"(?:[^\w\[\].!?:\n]*(?:[>,;]\s*)?|[^\[\]\n>]*>[^\[\]\n]*)"
+"""Between the ids of a chain: punctuation, or anything with a `>`."""
+_CHAIN = re.compile(rf"{_ID.pattern}(?:{_BETWEEN}{_ID.pattern})+")
+_BARE = re.compile(r"^[ \t]*\d+(?:[ \t]*[>,;][ \t]*\d+)*[ \t]*(?:[.,;][ \t]*)?$", re.MULTILINE)
 
 
 class IncompleteReplyWarning(UserWarning):
@@ -54,10 +62,11 @@ def final_answer(reply: str) -> str:
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """Read a ranking of `n` documents with the ids 1..n; return None for a reply without one.
 
-    Only the final answer counts. A ranking is the first list in a JSON object. Without an object, it is a JSON list, a
-    chain of ids in brackets (`[2] > [1]`), or lines that begin with an id in brackets. Without brackets, it is lines of
-    bare numbers. Of several rankings, the last one with the most documents counts. An object without a list, such as
-    one of scores, is no ranking.
+    Only the final answer counts. A ranking is the first list of ids in a JSON object. Without an object, it is a list,
+    a chain of ids in brackets (`[2] > [1]`), or lines that begin with an id in brackets. Without brackets, it is lines
+    of bare numbers. Of several rankings, the one with the most documents counts; of equal ones, the last with a `>`, or
+    else the last. An object without a list, such as one of scores, is no ranking, nor is one that lacks a document
+    named before it, because its beginning could be in another form.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -65,35 +74,28 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         >>> parse_ranking("I cannot rank these 5 passages.", 5) is None
         True
     """
-    text = unicodedata.normalize("NFKC", final_answer(reply)).translate(_BRACKETS)
-    if found := _OBJECT.search(text):
-        try:
-            value = json.loads(found[0])
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            # A string can hold a chain.
-            lists = [each for each in value.values() if isinstance(each, list)]
-            strings = [each for each in value.values() if isinstance(each, str)]
-            text = json.dumps(lists[0]) if lists else "\n".join(strings)
+    text = unicodedata.normalize("NFKC", final_answer(reply)).translate(_SIGNS)
+    with suppress(ValueError, RecursionError):
+        values = json.loads(text[text.find("{") : text.rfind("}") + 1]).values()
+        lists = [dumped for dumped in map(json.dumps, values) if _LIST_OF_IDS.match(dumped)]
+        # Without a list, a string can hold a chain.
+        text = lists[0] if lists else "\n".join(value for value in values if isinstance(value, str))
     text = _DECORATION.sub("", text) + "\n"
     text = _LIST.sub(lambda match: ", ".join(f"[{number.strip()}]" for number in match[1].split(",")), text)
     if not _ID.search(text):
         text = _BARE.sub(lambda line: re.sub(r"\d+", r"[\g<0>]", line[0]), text)
-    runs = [(match.end(), _ID.findall(match[0])) for match in _CHAIN.finditer(text) if _is_ranking(text, match)]
-    runs += [(match.end(), _AT_LINE_START.findall(match[0])) for match in _LINES.finditer(text)]
-    best: ParsedReply | None = None
-    for _, digits in sorted(runs):
-        ids = [int(number) if len(number) < 7 else 0 for number in digits]  # int() refuses very long numbers
-        valid = [number - 1 for number in ids if 1 <= number <= n]
-        ranking = dict.fromkeys(valid)
-        missing = [position for position in range(n) if position not in ranking]
-        if valid and (best is None or len(missing) <= best.missing):
-            best = ParsedReply([*ranking, *missing], len(missing), len(valid) - len(ranking), len(ids) - len(valid))
-    return best
 
+    def positions(digits: list[str]) -> list[int]:
+        return [int(number) - 1 if len(number) < 7 else -1 for number in digits]  # int() refuses very long numbers
 
-def _is_ranking(text: str, chain: re.Match[str]) -> bool:
-    """Tell whether a chain has several ids, or is a single one that begins a line; others are citations."""
-    start = text.rfind("\n", 0, chain.start()) + 1
-    return len(_ID.findall(chain[0])) > 1 or not text[start : chain.start()].strip(" \t-•")
+    runs = [(match, positions(_ITEM.findall(match[0]))) for match in _LINES.finditer(text)]
+    runs += [(match, positions(_ID.findall(match[0]))) for match in _CHAIN.finditer(text)]
+    valid = [(match, ids, [each for each in ids if 0 <= each < n]) for match, ids in runs]
+    if not valid:
+        return None
+    match, ids, known = max(valid, key=lambda run: (len(set(run[2])), ">" in run[0][0], run[0].end()))
+    ranking, before = dict.fromkeys(known), text[: match.start()] if len(set(known)) > 1 else text
+    missing = [position for position in range(n) if position not in ranking]
+    if not ranking or not set(missing).isdisjoint(positions(_ID.findall(before))):
+        return None
+    return ParsedReply([*ranking, *missing], len(missing), len(known) - len(ranking), len(ids) - len(known))

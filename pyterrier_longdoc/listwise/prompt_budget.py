@@ -140,8 +140,8 @@ class PromptBudget(Tokens):
         while True:
             if limit is not None and room is not None and room < n:  # with a reminder, the reply counts as a failure
                 raise (ContextOverflowError if reminder else ValueError)(
-                    f"max_prompt_tokens={limit} leaves no room for {n} document{'s' * (n > 1)} next to the query and "
-                    f"the instructions: raise it" + ", or use a schedule= with smaller prompts" * (n > 1)
+                    f"max_prompt_tokens={limit} leaves no room for {n} documents next to the query and the "
+                    f"instructions: raise it, or use a schedule= with smaller prompts"
                 )
             excerpts = self._shorten(query, texts, room, room_by)
             messages = self.prompt(query, [excerpt.text for excerpt in excerpts])

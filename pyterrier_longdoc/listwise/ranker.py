@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -56,14 +55,14 @@ class QueryRanking:
             try:
                 groups = next(schedule)
                 while True:
-                    groups = schedule.send(self._answers(groups, partial(self._order, budget), run_all))
+                    groups = schedule.send(self._answers(groups, budget, run_all))
             except StopIteration as end:
                 order = self._checked(end.value)
         # Documents left out by the schedule follow the others.
         order = [*order, *sorted(set(range(n)) - set(order))]
         self.order = [document for document in order if document not in self.sunk]
 
-    def _answers(self, groups: list[PromptGroup], order_of: Callable[..., Any], run_all: RunAll) -> list[Answer]:
+    def _answers(self, groups: list[PromptGroup], budget: PromptBudget, run_all: RunAll) -> list[Answer]:
         """Return the orders of the groups of a round; sunk documents are in no prompt and come last."""
         live_groups, prompts = list[PromptGroup](), list[list[PromptGroup]]()
         for group in groups:
@@ -77,7 +76,7 @@ class QueryRanking:
         of_round = [prompt for of_group in prompts for prompt in of_group]
         if of_round:
             self.counts.update(prompts=len(of_round), rounds=1)
-        outcomes = iter(run_all([partial(order_of, prompt) for prompt in of_round]))
+        outcomes = iter(run_all([partial(self._order, budget, prompt) for prompt in of_round]))
         answers: list[Answer] = []
         for group, live, of_group in zip(groups, live_groups, prompts, strict=True):
             replies = [next(outcomes) for _ in of_group]
@@ -98,11 +97,10 @@ class QueryRanking:
 
     def _order(self, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
         """Ask for an order of a group; return None if no reply is readable."""
-        settings = self.settings
-        send = partial(settings.client.ask, str(self.qid))
+        settings, texts = self.settings, [self.texts[document] for document in group]
         parsed, unreadable = read_reply(
-            partial(budget.ask, send, self.query, [self.texts[document] for document in group]),
-            lambda reply: parse_ranking(reply.text, len(group)),
+            partial(budget.ask, partial(settings.client.ask, str(self.qid)), self.query, texts),
+            partial(parse_ranking, n=len(group)),
             request=ANSWER_AGAIN.format(n=len(group)),
             retries=settings.retries,
         )

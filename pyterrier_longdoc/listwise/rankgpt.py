@@ -210,6 +210,7 @@ class RankGPT(AsksLLM, NotebookMixin, pt.Transformer):
 
     def _check(self) -> None:
         """Raise ValueError for invalid arguments; the model is not called."""
+        _ = self.client  # checks `llm`
         validate(self)
         self.tokenizer = full_name(self.tokenizer)
         field_names(self.text_field)
