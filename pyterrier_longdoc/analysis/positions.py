@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
-from ..common.arguments import check_arguments, check_type
+from ..common.arguments import check_arguments
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -241,8 +242,9 @@ def relevant_positions(
     """
     if (passages is None) == (judge is None):
         raise ValueError("relevant_positions needs either passages= (a frame with qid and text) or judge=")
-    if judge is not None and not isinstance(judge, RelevanceJudge):
-        check_type(Callable, "a RelevanceJudge or a function (query, chunk) -> number", judge=judge)
+    is_function = callable(judge) and not isinstance(judge, pt.Transformer)
+    if not (judge is None or is_function or isinstance(judge, RelevanceJudge)):
+        raise ValueError(f"judge={judge!r} must be a RelevanceJudge, or a function (query, chunk) -> number")
     check_arguments("int | None", at_least=1, chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
@@ -348,15 +350,14 @@ def _locate(passages: pd.DataFrame, document: TokenizedText, locator: PassageLoc
 
 def _grades(judge: Any, document: tuple[str, str, list[str]], run_all: RunAll) -> list[float]:
     """Return the grades of the chunks of a document up to the first relevant one; NaN if a reply is unreadable."""
-    qid, query, chunks = document
+    (qid, query, chunks), by_model = document, isinstance(judge, RelevanceJudge)
+    ask = partial(judge.grade, qid=qid) if by_model else judge
     grades: list[float] = []
     for chunk in chunks:
-        ask = partial(judge.grade, qid=qid) if isinstance(judge, RelevanceJudge) else judge
         (grade,) = run_all([partial(ask, query, chunk)])
         if np.isnan(grade):
             raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {query!r}")
-        is_unreadable = isinstance(judge, RelevanceJudge) and grade == UNJUDGED
-        grades.append(np.nan if is_unreadable else float(grade))
+        grades.append(np.nan if by_model and grade == UNJUDGED else float(grade))
         if grades[-1] > 0:
             break
     return grades

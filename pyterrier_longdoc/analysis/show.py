@@ -81,11 +81,6 @@ class _ShownDocument:
             is_place = any(a <= start and end <= b for a, b in self.places)
             yield _Part(start, end, windows, self.text[start:end], is_place)
 
-    def title(self) -> str:
-        """Return rank, docno, score and label."""
-        label = "" if self.label is None else f", label {self.label:g}"
-        return f"{self.rank}  {self.docno}  (score {self.score:.3f}{label})"
-
     def summary(self) -> str:
         """Return the best window, and the number of unread characters."""
         if not self.spans:
@@ -98,7 +93,9 @@ class _ShownDocument:
 
     def html(self, shades: Sequence[float], characters: int, *, is_open: bool) -> str:
         """Return a collapsible block of title, summary and text; `shades` are the opacities of the windows."""
-        title = f"<b>{escape(self.title())}</b> <span class='note'>{escape(self.summary())}</span>"
+        label = "" if self.label is None else f", label {self.label:g}"
+        title = f"{self.rank}  {self.docno}  (score {self.score:.3f}{label})"
+        title = f"<b>{escape(title)}</b> <span class='note'>{escape(self.summary())}</span>"
         body = f'<div class="text">{_collapsible(self.text, characters)}</div>'
         if self.spans:
             body = "".join(self._row(group, shades, characters) for group in self._groups())
@@ -166,7 +163,7 @@ class ShownRanking:
 
     def __repr__(self) -> str:
         number = counted(len(self.documents), "document", "documents")
-        return f"<{self._title()}; {number}, shown in notebooks: save(FILE)>"
+        return f"<{self._title()}; {number}, shown as HTML in notebooks; save(file) writes a page>"
 
     def save(self, file: str | Path) -> None:
         """Write the ranking as an HTML page."""
@@ -189,7 +186,9 @@ class ShownRanking:
             f"Shade: {scale}. Text in several windows has the strongest of their shades. Underlined, with a line in "
             f"the margin and ▶: the best window. Dotted: not read.{places}"
         )
-        note = f'<p class="note">{self._rest_note()}</p>' if self.rest else ""
+        rest = counted(self.rest, "more document is", "more documents are")
+        note = f"{rest} not shown: documents={len(self.documents) + self.rest} shows all"
+        note = f'<p class="note">{note}</p>' if self.rest else ""
         return (
             f'<div class="ld-show"><style>{_STYLE}</style><b>{escape(self._title())}</b>'
             f'<p class="note">{escape(legend)}</p>{"".join(blocks)}{note}</div>'
@@ -197,10 +196,6 @@ class ShownRanking:
 
     def _title(self) -> str:
         return f"query {self.qid!r}: {self.query}"
-
-    def _rest_note(self) -> str:
-        rest = counted(self.rest, "more document is", "more documents are")
-        return f"{rest} not shown: documents={len(self.documents) + self.rest} shows all"
 
 
 def show(

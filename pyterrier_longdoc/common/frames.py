@@ -453,18 +453,6 @@ def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def relevance_of(results: pd.DataFrame, qrels: pd.DataFrame, *, judged_only: bool) -> np.ndarray:
-    """Return `(R,)`: 1.0 for rows with a label above 0, 0.0 for others, and NaN if the query has no label at all.
-
-    Documents without a label are 0.0, as in `fit`, or NaN with `judged_only`.
-    """
-    check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    labels = dict(zip(keys_of(qrels), (labels_of(qrels, "qrels") > 0).astype(float), strict=True))
-    found = np.array([labels.get(key, np.nan) for key in keys_of(results)], dtype="float64")
-    judged = as_strings(results["qid"]).isin(as_strings(qrels["qid"])).to_numpy()
-    return found if judged_only else np.where(judged, np.nan_to_num(found), np.nan)
-
-
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
     """Return the distinct values in order of appearance, and the index of each value among them, `(R,)` int64."""
     objects = np.empty(len(values), dtype=object)

@@ -196,7 +196,7 @@ class PositionedCollection(pt.datasets.Dataset):
         """
         topics, qrels = self.topics, self.qrels
         variants = [(qid, variant) for variant, qids in self.splits.items() for qid in qids]
-        for name in chain(topics["qid"], qrels["qid"], self.documents):
+        for name in chain(topics["qid"], qrels["qid"], qrels["docno"], self.documents):
             if len(name.split()) != 1:
                 raise ValueError(f"qids and docnos must not be empty or have white space, but {name!r} is or has")
         if len(dict(variants)) < len(variants):

@@ -150,8 +150,7 @@ def load_model(
     head_options = {**head_spec[1], **config["head"]["built_from"]}
     head = build_head(head_spec[0], backbone.hidden_size, channels=backbone.channels, **head_options)
     arguments = {"backbone": backbone, "head_spec": head_spec, "weight_arguments": weight_arguments}
-    module = encoder(backbone)
-    model = Model(module, tokenizer, head, settings, **arguments)
+    model = Model(encoder(backbone), tokenizer, head, settings, **arguments)
     model.load_state_dict(read_tensors(folder / WEIGHTS_FILE, config), strict=True)
     return model.eval()
 

@@ -9,7 +9,7 @@ import huggingface_hub
 import pandas as pd
 import pyterrier as pt
 
-from ..common.key import description, own_models
+from ..common.key import description
 from .cross_encoder import CrossEncoder
 
 
@@ -39,7 +39,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the model in the folder."""
-        return {"saved": [description(model) for model in own_models(self._loaded())]}
+        return {"saved": [description(self._loaded())]}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""

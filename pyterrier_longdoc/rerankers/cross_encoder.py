@@ -436,7 +436,8 @@ class CrossEncoder(Reranker, pt.Estimator):
                 contains another model or other files.
             TypeError: for a `PairScorer`, which has no weights.
         """
-        saved.save(self, folder, overwrite=overwrite)
+        saved.write(self, Path(full_path(folder)), overwrite=overwrite)
+        saved.note_source(self, self.model, str(folder))
 
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.

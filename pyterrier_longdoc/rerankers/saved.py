@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
-from ..common.files import full_path, replacing_files, undamaged
+from ..common.files import replacing_files, undamaged
 from ..common.presentation import HIDDEN
 from ..common.registry import look_up
 from ..common.warnings import warn
@@ -106,12 +106,6 @@ def write(reranker: Any, folder: Path, *, overwrite: bool = True) -> None:
         if reranker.preselect is not None:
             parameters["preselect"] = reranker.preselect.to_config(new)
         save_model(new, model, cls=type(reranker), parameters=parameters)
-
-
-def save(reranker: Any, folder: str | Path, *, overwrite: bool) -> None:
-    """Write a reranker into a folder, and remember that its weights are there."""
-    write(reranker, Path(full_path(folder)), overwrite=overwrite)
-    note_source(reranker, reranker.model, str(folder))
 
 
 def note_source(reranker: Any, model: Model, name: str, revision: str | None = None) -> None:
