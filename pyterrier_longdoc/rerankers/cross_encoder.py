@@ -5,7 +5,6 @@ import copy
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +15,9 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Instructed, Question, Text, check_columns, digest_of_query, strings, validated
+from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
 from ..common.packaged import ENCODER, packaged_models
-from ..common.warnings import as_one_call, warn, warn_of_coverage, warn_once
+from ..common.warnings import warn, warn_once
 from ..modelling.backbones.load import Backbone, load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
@@ -31,7 +30,6 @@ from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
     ContinuedTrainingWarning,
-    LeftOutWarning,
     TrainedOn,
     TrainingArgs,
     evaluate,
@@ -40,7 +38,7 @@ from ..training import (
     train,
     training_settings,
 )
-from ..training.processes import is_first_process
+from ..training.examples import noted
 from ..training.queries import check_validation
 from ..training.recipe import papers_of_recipe
 from . import saved
@@ -316,36 +314,20 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self._model is not None and self._model.origin == "fit" and recipe.checkpoint is None:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
-        summary = replace(data.trained_on, validated=validated_on)
-        name, reports = type(self).__name__, self.verbose and is_first_process()
-        if reports:
-            pt.tqdm.write(f"{name}: {summary}")
-        elif not self.verbose and (summary.used < summary.queries or summary.not_found):
-            warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
         model, settings = self.model, None
-        queries = frozenset({digest_of_query(group.query) for group in data.groups})
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
-        try:
-            with as_one_call(), model.counting(recipe.dtype) as coverage:
-                train(
-                    model,
-                    data,
-                    recipe,
-                    validate=validate,
-                    on_step=partial(model.mark_trained, recipe.as_dict(), queries),
-                    history=model.history,
-                    settings=settings,
-                    verbose=self.verbose,
-                )
-        finally:
-            earlier = 0 if model.trained_on is None else model.trained_on.longest_input
-            model.trained_on = replace(summary, longest_input=max(earlier, coverage.longest_input))
-            coverage.add_rows(*data.draws())
-            self.coverage = coverage  # not that of the last validation
-            warn_of_coverage(self, coverage, " in fit")
-        if coverage.pairs and reports:
-            pt.tqdm.write(f"{name}: trained on {coverage}")
+        with noted(self, data, validated_on) as mark:
+            train(
+                model,
+                data,
+                recipe,
+                validate=validate,
+                on_step=mark,
+                history=model.history,
+                settings=settings,
+                verbose=self.verbose,
+            )
         return self
 
     def _validation(
