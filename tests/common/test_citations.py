@@ -9,7 +9,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import Cited, bibtex, entries
-from pyterrier_longdoc.listwise import FirstToken, schedules
+from pyterrier_longdoc.listwise import TopDown
 from pyterrier_longdoc.training import BestResult, TrainingArgs
 from pyterrier_longdoc.training.recipe import papers_of_recipe
 
@@ -63,17 +63,13 @@ def test_arguments_of_a_model_are_cited():
     assert ld.Birch().citation() == entries()["yilmaz-2019-birch"]
 
 
-def test_a_language_model_cites_its_schedule_passages_answers_and_shuffles():
+def test_a_language_model_cites_its_schedule_passages_and_shuffles():
     def llm(messages):
         raise AssertionError
 
     assert set(ld.RankGPT(llm).cited()) == {"sun-2023-is"}
-    best = ld.RankGPT(llm, schedule=schedules.SetwiseInsertion(), preselect=ld.BM25Windows(3), shuffles=2)
-    expected = {"sun-2023-is", "podolak-2025-beyond", "zhuang-2024-setwise", "li-2023-power", "tang-2024-found"}
-    assert set(best.cited()) == expected
-    server = ld.OpenAIBackend("m", base_url="http://127.0.0.1:1/v1")
-    assert "reddy-2024-first" in ld.RankGPT(server, answer=FirstToken()).cited()
-    assert ld.Pointwise(server, preselect=ld.BM25Windows(3)).cited() == ["nogueira-2020-document", "li-2023-power"]
+    best = ld.RankGPT(llm, schedule=TopDown(), preselect=ld.BM25Windows(3), shuffles=2)
+    assert set(best.cited()) == {"sun-2023-is", "parry-2024-top", "li-2023-power", "tang-2024-found"}
 
 
 def test_the_architecture_of_a_loaded_backbone_is_cited(tmp_path):

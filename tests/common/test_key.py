@@ -13,7 +13,7 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.key import NoKeyError, description, frame_digest, key, own_models
 from pyterrier_longdoc.data.collection import TextLoader
-from pyterrier_longdoc.listwise import CallableBackend, Pointwise, RankGPT
+from pyterrier_longdoc.listwise import CallableBackend, RankGPT
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.folds import FoldModels
 
@@ -63,10 +63,9 @@ def test_the_key_covers_precision_and_device_unless_they_are_left_out(cross_enco
 
 def test_own_models_are_found_everywhere_in_a_pipeline(cross_encoder):
     one, other = make("MaxP", cross_encoder), make("FirstP", cross_encoder)
-    calibrated = ld.Calibrated(pt.Transformer.identity() >> one)
     folds = FoldModels([one, other], [["1"], ["2"]], TEXTS)
-    pipeline = (z := ld.ZScore()) + 2 * (pt.apply.generic(len) >> calibrated % 3) + pt.Transformer.identity() + folds
-    assert own_models(pipeline) == [z, calibrated, one, one, other]
+    pipeline = (z := ld.ZScore()) + 2 * (pt.apply.generic(len) >> one % 3) + pt.Transformer.identity() + folds
+    assert own_models(pipeline) == [z, one, one, other]
     assert own_models(pt.Transformer.identity() >> TextLoader({}, ["text"])) == []
 
 
@@ -126,7 +125,6 @@ def answer_2(messages):
 
 SCORERS = {
     "RankGPT": lambda function, name: RankGPT(CallableBackend(function, name=name)),
-    "Pointwise": lambda function, name: Pointwise(CallableBackend(function, name=name)),
     "PairScorer": lambda function, name: ld.MaxP(ld.PairScorer(function, name=name)),
 }
 

@@ -190,21 +190,17 @@ def selecting(seed: int, tmp_path) -> ld.MaxP:
     return make("MaxP", model, preselect=ld.CrossEncoderWindows(1, make("FirstP", selector)))
 
 
-def calibrated(model: ld.MaxP, bias: float) -> ld.Calibrated:
-    return ld.Calibrated(model, calibration={"of": ["score"], "weights": [1.0], "bias": bias, "steps": None})
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_disk_that_is_full_at_any_write_leaves_the_earlier_model(tmp_path):
-    """Its weights, tokenizer, selector and calibration, byte for byte."""
+    """Its weights, tokenizer and selector, byte for byte."""
     folder = tmp_path / "saved"
-    calibrated(selecting(1, tmp_path), bias=0.5).save(folder)
-    new = calibrated(selecting(2, tmp_path), bias=0.7)
+    selecting(1, tmp_path).save(folder)
+    new = selecting(2, tmp_path)
     before, full, failed = files_of(folder), OSError(errno.ENOSPC, "No space left on device"), 0
-    assert {"calibration.json", "preselect/model.safetensors", "tokenizer.json"} <= before.keys()
+    assert {"preselect/model.safetensors", "tokenizer.json"} <= before.keys()
     while files_of(folder) == before:
         with pytest.MonkeyPatch.context() as patch:
             calls = let_fail(patch, failed + 1, full, WRITES)

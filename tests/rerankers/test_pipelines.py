@@ -13,7 +13,6 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
-from pyterrier_longdoc.listwise import Reply
 from pyterrier_longdoc.training import TeacherScores, k_fold_fit
 
 from ..support import terrier, tiny
@@ -118,7 +117,6 @@ def test_a_sum_with_the_first_stage_adds_scores_and_keeps_explanations(results):
 
 ADDING: dict[str, Callable[[], pt.Transformer]] = {
     **{name: partial(make, name, explain=True) for name in SYSTEMS},
-    "Calibrated": lambda: ld.Calibrated(make("MaxP")),
     "Evidence": lambda: make("MaxSim", explain=True) >> ld.Evidence(),
     "Passages": lambda: make("MaxSim", explain=True) >> ld.Passages(),
     "RankGPT": lambda: ld.RankGPT(oracle),
@@ -150,13 +148,10 @@ def test_every_document_has_its_own_explanation_after_other_stages(results):
         assert after[name].to_dict() == before[name].to_dict()
 
 
-CALIBRATION = {"of": ["score"], "weights": [1.0], "bias": 0.0, "steps": None}
 SCORING: dict[str, Callable[[], pt.Transformer]] = {
     **{name: partial(make, name) for name in (*REPRESENTATIVE, "Birch")},
     "PairScorer": lambda: ld.MaxP(ld.PairScorer(lambda queries, texts: [0.0] * len(texts))),
-    "Calibrated": lambda: ld.Calibrated(make("FirstP"), calibration=CALIBRATION),
     "RankGPT": lambda: ld.RankGPT(lambda messages: "[1] > [2] > [3]"),
-    "Pointwise": lambda: ld.Pointwise(lambda messages: Reply("Yes", logprobs={"Yes": 0.0, "No": -1.0})),
 }
 """The transformers that score."""
 
@@ -176,17 +171,10 @@ def test_an_explanation_adds_the_columns_in_explanation(explained):
 @pytest.mark.parametrize("later", SCORING)
 def test_new_scores_leave_out_the_columns_of_an_earlier_score(later, explained):
     model = SCORING[later]()
-    scored = explained.assign(probability=0.5)
-    for frame in (scored, scored.iloc[:0]):
+    for frame in (explained, explained.iloc[:0]):
         out = model(frame)
-        added = {"probability"} if later == "Calibrated" else set()
-        assert set(out) == {*frame} - {*EXPLANATION, "probability"} | added
+        assert set(out) == {*frame} - {*EXPLANATION}
         assert out["note"].tolist() == frame["note"].tolist()
-
-
-def test_a_probability_does_not_outlive_its_reranker(results):
-    out = (ld.Calibrated(make("FirstP"), calibration=CALIBRATION) >> make("MaxP"))(results)
-    assert out.columns.tolist() == make("MaxP")(results).columns.tolist()
 
 
 @pytest.mark.parametrize("later", ["MaxP", "Birch"])
