@@ -23,9 +23,6 @@ SHADES = {"score": "window_scores", "weight": "window_weights"}
 STRONGEST = 0.55
 """Opacity of the strongest shade: text keeps a contrast of at least 7 to 1 on white and on black pages."""
 
-PRINTED_CHARACTERS = 100
-"""Characters of the best window that are printed outside notebooks."""
-
 # It is unknown whether a notebook's page is light or dark. All colours are those of the page (currentColor,
 # transparent), except for one transparent blue.
 _STYLE = """
@@ -158,7 +155,7 @@ class _ShownDocument:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShownRanking:
-    """A ranking, shown as HTML in notebooks and as text elsewhere; see `show`."""
+    """A ranking, shown as HTML in notebooks; see `show`."""
 
     qid: str
     query: str
@@ -168,15 +165,8 @@ class ShownRanking:
     characters: int
 
     def __repr__(self) -> str:
-        lines = [self._title()]
-        for document in self.documents:
-            lines += [document.title(), f"   {document.summary()}"]
-            if document.spans:
-                start, end = document.spans[document.best]
-                text = " ".join(document.text[start:end].split())
-                ellipsis = "…" if len(text) > PRINTED_CHARACTERS else ""
-                lines.append(f"   {text[:PRINTED_CHARACTERS]}{ellipsis}")
-        return "\n".join(lines + [self._rest_note()] * bool(self.rest))
+        number = counted(len(self.documents), "document", "documents")
+        return f"<{self._title()}; {number}, shown in notebooks: save(FILE)>"
 
     def save(self, file: str | Path) -> None:
         """Write the ranking as an HTML page."""
@@ -239,7 +229,7 @@ def show(
         characters: the maximum number of characters to show per part; a click shows the rest.
 
     Returns:
-        An object that is shown as HTML (without scripts) in notebooks and printed as text elsewhere.
+        An object that notebooks show as HTML, without scripts; elsewhere, its `save(file)` writes a page.
 
     Raises:
         ValueError: if a column is missing, the results have several queries, or the windows belong to another text.

@@ -340,10 +340,7 @@ EXPLANATION = (
 OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
 
-OF_A_SCORE = (
-    *("score", "rank", *EXPLANATION),
-    "probability",  # of Calibrated
-)
+OF_A_SCORE = ("score", "rank", *EXPLANATION)
 """The columns that belong to a score; new scores replace or remove them, and those with the prefix."""
 
 

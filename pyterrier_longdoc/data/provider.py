@@ -14,7 +14,7 @@ from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant
 from .folder import FolderDataset
 from .gold import read_squad
-from .published import read_longembed, read_mldr
+from .published import read_longembed
 
 LONGEST_PASSAGE = 256
 """Maximum number of tokens (`count_tokens`) of a docstring used as a passage in the docstrings collections."""
@@ -62,7 +62,6 @@ _BY_PATH: dict[str, Callable[[str], pt.datasets.Dataset]] = {
     "squad": read_squad,
     "far-relevant": read_far_relevant,
     "longembed": read_longembed,
-    "mldr": read_mldr,
 }
 
 

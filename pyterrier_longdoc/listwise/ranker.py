@@ -10,11 +10,15 @@ from functools import partial
 from typing import Any
 
 from ..common.parallel import RunAll
-from .answer_forms import ANSWER_AGAIN
 from .client import describe_failure, read_reply
-from .parsing import UnreadableReplyError
+from .parsing import UnreadableReplyError, parse_ranking
 from .prompt_budget import PromptBudget
-from .schedules.base import Answer, PromptGroup
+from .schedules import Answer, PromptGroup
+
+ANSWER_AGAIN = (
+    "That answer could not be read. Answer again with the numbers of all {n} documents, the most relevant first, and "
+    "nothing else, written like this: [2] > [1]"
+)
 
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
 """Counts for the ranking of a query, documented in `RankGPT`."""
@@ -94,24 +98,17 @@ class QueryRanking:
 
     def _order(self, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
         """Ask for an order of a group; return None if no reply is readable."""
-        settings, prompt = self.settings, budget.prompt
-        limit = settings.answer.max_documents(prompt)
-        if limit is not None and len(group) > limit:
-            raise ValueError(
-                f"schedule={settings.schedule!r} has prompts of {len(group)} documents, but {settings.answer!r} orders "
-                f"at most {limit}: use smaller prompts, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
-                f"top_logprobs="
-            )
-        send = partial(settings.answer.ask, settings.client, str(self.qid), prompt=prompt)
+        settings = self.settings
+        send = partial(settings.client.ask, str(self.qid))
         parsed, unreadable = read_reply(
             partial(budget.ask, send, self.query, [self.texts[document] for document in group]),
-            lambda reply: settings.answer.parse(reply, len(group), prompt),
+            lambda reply: parse_ranking(reply.text, len(group)),
             request=ANSWER_AGAIN.format(n=len(group)),
             retries=settings.retries,
         )
         counts = Counter(refusals=len(unreadable), retries=len(unreadable) - (parsed is None))
         if parsed is not None:
-            missing = 0 if settings.schedule.best_only or len(group) == 2 else parsed.missing
+            missing = 0 if len(group) == 2 else parsed.missing
             counts.update(missing=missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
             return [group[position] for position in parsed.order], counts
         numbers = ", ".join(str(document + 1) for document in group)

@@ -64,10 +64,6 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
         ValueError: if the given runtime cannot compute the encoder.
     """
     why = obstacle(encoder, needs)
-    if not why and encoder.quantized is not None:
-        if runtime == "torch" or device.type != "cpu" or dtype != torch.float32:
-            raise ValueError("a quantized model computes in int8 with OpenVINO: omit runtime=, device= and dtype=")
-        return "openvino"
     if runtime == "openvino" and why:
         raise refusal(why)
     if runtime is not None or why:

@@ -26,7 +26,6 @@ from ..modelling.heads import registered_heads
 from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
-from ..modelling.quantized import draw_windows, quantize
 from ..modelling.saved import ARTIFACT_FILE, ITS_NAME
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
@@ -118,8 +117,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             return text
         if model.source:
             text = saved.load_call(self, model)
-        if model.encoder.quantized is not None:
-            return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
         if model.is_trained and not model.source:
             origin = "trained" if model.origin == "fit" else "started"
             return f"{text[:-1]}, {origin} {model.fingerprint()[:8]})"
@@ -242,10 +239,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         model.use(settings)
         return model
 
-    def _refuse_quantized(self, what: str) -> None:
-        if self._model is not None and self._model.encoder.quantized is not None:
-            raise ValueError(f"{self!r} is quantized and cannot be {what}: use the model from which it was quantized")
-
     @property
     def is_trained(self) -> bool:
         """Whether the weights come from `fit`, `load` or `start_from`, and none are random."""
@@ -315,7 +308,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         out. If the model then scores queries that it was trained on, it warns once with a `SeenQueriesWarning`.
         """
         self.require_weights("trained")
-        self._refuse_quantized("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
@@ -395,36 +387,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
                 reranker.require_weights("started from another model, and no other model can start from it")
-        self._refuse_quantized("started from another model")
         start_from(self.model, other.model, self.seed)
         return self
-
-    def quantize(self, candidates: pd.DataFrame, *, windows: int = 200) -> "CrossEncoder":
-        """Return a copy that computes its backbone in int8 with OpenVINO, for CPUs with int8 instructions.
-
-        The quantization is calibrated once, on windows of these candidates; equal calls give equal scores. Other sizes
-        of batches may change single scores by rounding, those of the packaged MaxP by up to .01 (.3 % of their standard
-        deviation). Scores differ from those in float32 in the second digit. `coverage.dtype` is `"int8"`. The copy can
-        be saved but not trained. It computes the backbone as it was: later changes of weights and hooks raise an error,
-        those of other attributes of modules, such as `LayerNorm.eps`, have no effect.
-
-        Args:
-            candidates: as for `transform`.
-            windows: the number of calibration windows, drawn with the model's seed.
-
-        Raises:
-            ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if int8 changes their
-                ranking too much.
-            ImportError: if NNCF is not installed.
-        """
-        self.require_weights("quantized")
-        validated(candidates, self.text_field, self.text_loader, self)
-        clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
-        queries, texts = self.queries(candidates), self.documents(candidates)
-        drawn = draw_windows(clone.model, queries, texts, windows, int(self.seed))
-        quantize(clone.model, *drawn, verbose=self.verbose)
-        clone._is_set_up = False  # set it up again: its precision has changed
-        return clone
 
     @property
     def trained_on(self) -> TrainedOn | None:

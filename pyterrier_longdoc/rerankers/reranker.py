@@ -286,7 +286,7 @@ class Reranker(NotebookMixin, pt.Transformer):
 
         Args:
             inp: `qid, query, docno` and the text columns; other columns are kept, except those of an earlier
-                score: explanations, `probability` and the report of `RankGPT`.
+                score: explanations.
 
         Returns:
             A new frame with the same rows, order, index and columns, and with `score` and `rank`.
