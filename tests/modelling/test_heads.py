@@ -3,7 +3,6 @@
 Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -241,12 +240,6 @@ def test_scores_of_heads_equal_their_formulas(name, options):
     head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
     expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
     assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [0, math.inf])
-def test_a_temperature_that_gives_no_soft_maximum_is_refused(temperature):
-    with pytest.raises(ValueError, match=f"temperature={temperature}"):
-        ld.SoftMaxP(temperature=temperature)
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,6 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
 @pytest.mark.parametrize(
     ("make_bad", "name"),
     [
-        (lambda: InputLayout(positions="rows"), "positions='rows'"),
-        (lambda: InputLayout(positions="real tokens"), "pad_query"),
-        (lambda: InputLayout(pad_query=32), "pad_query=32"),
-        (lambda: InputLayout(shared_budget=None), "shared_budget=None"),
-        (lambda: InputLayout(lowercase="no"), "lowercase='no'"),
         (lambda: InputLayout(pad_query=True, shared_budget=True), "shared_budget"),
         (lambda: ld.MaxP(layout="paded"), "layout='paded'"),
         (lambda: ld.MaxP(layout=True), "layout=True"),

@@ -175,10 +175,6 @@ def test_fit_reads_the_selected_windows_and_does_not_train_the_selector(cross_en
 @pytest.mark.parametrize(
     ("make_bad", "name"),
     [
-        (lambda: ld.FirstK(0), "k=0"),
-        (lambda: ld.BM25Windows(None), "k=None"),
-        (lambda: ld.BM25Windows(3, k1=-1), "k1=-1"),
-        (lambda: ld.BM25Windows(3, b=2), "b=2"),
         (lambda: ld.EmbeddingWindows(3, ld.FirstP("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.BiEncoder("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.Birch("m")), "Birch"),

@@ -145,8 +145,6 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
         ({"parts": "{query} {text} {instruction}", "instructed": "Instruct"}, "instructed='Instruct'"),
         ({"instructed": "Instruct: {instruction}"}, "instructed="),
         ({"uninstructed": "find"}, "uninstructed="),
-        ({"scale": 0}, "scale=0"),
-        ({"chat": 1}, "chat=1"),
         ({"chat": True, "parts": ("{query}", "{text}")}, "chat=True"),
     ],
 )

@@ -228,27 +228,6 @@ def test_a_name_of_the_package_cannot_be_given_to_user_windows():
         type("Truncate", (Windows,), {})
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: SlidingWindows(10, 11), "stride=11"),
-        (lambda: SlidingWords(10, 11), "stride=11"),
-        (lambda: SlidingWindows(10, 0), "stride=0"),
-        (lambda: SlidingWindows(None, 1), "size=None"),
-        (lambda: GreedyChunks(-1), "size=-1"),
-        (lambda: FixedGrid(length=0), "length=0"),
-        (lambda: WholeText(0), "size=0"),
-        (lambda: SlidingWords(max_tokens=0), "max_tokens=0"),
-        (lambda: SentenceWindows(max_sentences=0), "max_sentences=0"),
-        (lambda: Truncate(max_windows=0), "max_windows=0"),
-        (lambda: Truncate(selection="last"), "selection='last'"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(make, name):
-    with pytest.raises(ValueError, match=name):
-        make()
-
-
 STRANGE = st.one_of(
     st.text(max_size=200),
     st.lists(

@@ -238,7 +238,6 @@ def test_the_document_with_wrong_windows_is_named(changes, docno):
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"at_least": 3000}, "at_least"),
         ({"tokens": 300, "at_least": 200, "at_most": 100}, "at_least=200"),
         ({"text_field": ()}, "text_field"),
         ({"repeat": "title"}, "repeat='title'"),
