@@ -11,10 +11,9 @@ import torch
 import transformers
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.layout import LAYOUTS, InputLayout
+from pyterrier_longdoc.modelling.layout import InputLayout
 
 from ..support import tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.scorers import Passes
 from ..support.systems import QUIET, make, scores
 from .test_model import CLOSE, text_of
@@ -139,13 +138,3 @@ def test_the_padded_layout_has_the_positions_of_longformer_in_hugging_face(query
     if len(own) < 6 or len(its) < 20:
         columns = scores(ld.LongP(folder, layout="padded-lowercase", **arguments), frame)[0]
         assert columns != pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [*(("FirstP", layout) for layout in LAYOUTS), pytest.param("LateIR", "padded", marks=pytest.mark.slow)],
-)
-def test_scores_do_not_depend_on_the_batch_or_its_padding(name, layout, tmp_path):
-    backbone = tiny.cased(tiny.checkpoint(tmp_path, "roberta"))
-    model = make(name, backbone, layout=layout, max_query_len=4)
-    assert_independent(model, tiny.longer_results(), tolerance=1e-5)

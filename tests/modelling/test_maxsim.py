@@ -15,10 +15,9 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.token_vectors import TokenVectors
 
 from ..support import tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.scorers import Passes
 from ..support.sentence_transformers import LATE_INTERACTION, framed, theirs
-from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
+from ..support.systems import QRELS, QUIET, reloaded, scores
 from ..support.tiny import LONG, change, frame
 
 pytestmark = QUIET
@@ -124,12 +123,6 @@ def test_a_longer_query_than_the_checkpoint_expands_to_is_read_without_expansion
     np.testing.assert_allclose(found, theirs(model, queries, texts), **CLOSE)
     np.testing.assert_allclose(found[:2], usual[:2], **CLOSE)
     assert (found[2:] > usual[2:] + 1).all()
-
-
-@pytest.mark.parametrize("name", slow_but(["st-fixed"], ["st-fixed", "st-min", "pylate-modernbert", "colbert"]))
-def test_batch_padding_and_order_change_no_score(name):
-    model = ld.MaxSim(LATE_INTERACTION / name, window_size=30)
-    assert_independent(model, tiny.longer_results())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -107,18 +106,6 @@ def test_each_selector_keeps_what_its_method_scores_best(name, cross_encoder):
     best = sorted(np.argsort(-scores, kind="stable")[:3])
     model.preselect = chosen
     assert model(frame("red fish", LONG))["window_spans"][0] == [spans[i] for i in best]
-
-
-@pytest.mark.parametrize("name", SELECTORS)
-def test_scores_do_not_depend_on_other_rows(name, cross_encoder):
-    model = make("PARADE-attn", cross_encoder, preselect=SELECTORS[name](2), explain=True)
-    first = frame("red fish", LONG, f"{GOLD} {FILLER} {FILLER} snow", "cat")
-    results = pd.concat([first, frame("snow in the tree", LONG, LONG[40:]).assign(qid="2")], ignore_index=True)
-    together = model(results)
-    others = [model(results.iloc[[row]]) for row in range(len(results))]
-    for other in (pd.concat(others), model(results.iloc[::-1]).sort_index()):
-        assert other["window_spans"].tolist() == together["window_spans"].tolist()
-        np.testing.assert_allclose(other["score"], together["score"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SELECTORS)

@@ -15,7 +15,6 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, joined, wording
 
 from ..support import tiny, tiny_answers, tiny_long
-from ..support.invariance import assert_independent
 from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
 from ..support.tiny_answers import CHAT, PAIR, ROLES
 
@@ -383,8 +382,3 @@ def test_templates_that_cannot_give_a_score_are_refused(family, template, messag
     _, folder = tiny_answers.checkpoint(tmp_path, family, tokenizer_for(template), initializer_range=2.0)
     with pytest.raises(ValueError, match=message):
         _ = ld.FirstP(folder, template=template, **READING).model
-
-
-def test_a_score_only_depends_on_query_and_text(t5):
-    model = ld.MaxP(t5, template="monot5", window_size=12, stride=8, **READING)
-    assert_independent(model, FRAME, tolerance=5e-5)

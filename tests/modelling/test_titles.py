@@ -10,7 +10,6 @@ import pytest
 import pyterrier_longdoc as ld
 
 from ..support import tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.systems import CONTRACT, QRELS, QUIET, REPRESENTATIVE, SELECTORS, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -163,11 +162,6 @@ def test_fit_reads_titles(name, results):
     for model, title in zip(models, (results["title"], "fish"), strict=True):
         model.fit(results.assign(title=title), QRELS)
     assert not np.allclose(scores(models[0], results), scores(models[1], results), rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
-def test_scores_do_not_depend_on_other_rows(name, results):
-    assert_independent(make(name, **TITLED), results)
 
 
 def test_window_spans_refer_to_the_text_without_title(results):

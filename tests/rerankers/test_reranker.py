@@ -30,7 +30,6 @@ from ..support.systems import (
     TRAINABLE,
     UNTRAINED,
     changed,
-    forget,
     make,
     scores,
     slow_but,
@@ -102,33 +101,11 @@ def test_threads_count_rows_without_text_separately(cross_encoder):
     assert (model.coverage.rows, model.coverage.rows_without_text) == (2, 1)
 
 
-def test_scores_do_not_depend_on_the_order_of_rows(loaded):
-    frame = tiny.longer_results()
-    order = np.random.default_rng(0).permutation(len(frame))
-    out = loaded(frame.iloc[order])
-    assert out.index.tolist() == order.tolist()
-    np.testing.assert_allclose(out["score"], scores(loaded, frame)[order], atol=1e-5)
-
-
 def test_ranks_follow_the_scores_of_each_query(loaded):
     for _, group in loaded(tiny.longer_results()).groupby("qid"):
         by_rank = group.sort_values("rank")
         assert by_rank["rank"].tolist() == list(range(len(group)))
         assert by_rank["score"].is_monotonic_decreasing
-
-
-def test_equal_rows_have_equal_scores(loaded):
-    frame = tiny.longer_results()
-    twice = scores(loaded, pd.concat([frame, frame]))
-    np.testing.assert_array_equal(*np.split(twice, 2))
-
-
-@pytest.mark.parametrize("sizes", [{"batch_size": 1000, "max_batch_tokens": 10**6}, {"max_batch_tokens": 40}], ids=str)
-def test_scores_do_not_depend_on_the_size_of_batches(loaded, sizes):
-    frame = tiny.longer_results()
-    expected = scores(loaded, frame)
-    forget(loaded)
-    np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
 
 
 def test_numeric_qids_stay_numbers(loaded, results):
