@@ -1,5 +1,4 @@
 import json
-import re
 import unicodedata
 from functools import partial
 from itertools import chain
@@ -261,7 +260,7 @@ def test_tokenizers_that_match_their_class_are_accepted(kind, tmp_path):
 def test_tokenizers_that_do_not_match_their_class_are_refused(make_core, architecture, name, tmp_path):
     core = make_core()
     folder = folder_of(tmp_path, core, architecture, name, {})
-    with pytest.raises(ValueError, match=f'{re.escape(str(folder))}.*set "tokenizer_class"'):
+    with pytest.raises(ValueError, match="tokenizer_class"):
         named_tokenizer(folder)
     folder_of(tmp_path, core, architecture, "PreTrainedTokenizerFast", {})
     assert named_tokenizer(folder)(_PROBE)["input_ids"] == core.encode(_PROBE).ids

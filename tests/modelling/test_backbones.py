@@ -119,7 +119,7 @@ def test_the_names_of_two_labels_decide_which_is_positive(names, relevant, tmp_p
 @pytest.mark.parametrize("names", [["a", "b"], ["relevant", "other"], ["relevant", "relevant"]])
 def test_two_labels_with_ambiguous_names_are_refused(names, tmp_path):
     folder = tiny.checkpoint(tmp_path, labels=2, id2label=dict(enumerate(names)))
-    with pytest.raises(ValueError, match=f"two labels, {names[0]!r} and {names[1]!r}.*id2label"):
+    with pytest.raises(ValueError, match="id2label"):
         load_backbone(folder)
 
 

@@ -23,9 +23,8 @@ pytestmark = QUIET
 ONE = {"layout": "shared", "windows": ld.Truncate(20)}
 
 
-@pytest.mark.parametrize(
-    ("make_bad", "name"),
-    [
+def test_contradictory_arguments_of_a_layout_are_refused_by_name():
+    for make_bad, name in [
         (lambda: InputLayout(pad_query=True, shared_budget=True), "shared_budget"),
         (lambda: ld.MaxP(layout="paded"), "layout='paded'"),
         (lambda: ld.MaxP(layout=True), "layout=True"),
@@ -36,11 +35,9 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
         (lambda: ld.FirstP(layout="shared", preselect=ld.BM25Windows(2)), "preselect"),
         (lambda: ld.FirstP(layout="shared", text_field=("title", "text"), repeat="title"), "repeat"),
         (lambda: ld.LateIR(**ONE), "layout='shared'"),
-    ],
-)
-def test_contradictory_arguments_of_a_layout_are_refused_by_name(make_bad, name):
-    with pytest.raises(ValueError, match=name):
-        make_bad()
+    ]:
+        with pytest.raises(ValueError, match=name):
+            make_bad()
 
 
 def test_lower_case_keeps_every_character_at_its_place():

@@ -159,20 +159,17 @@ def test_fit_reads_the_selected_windows_and_does_not_train_the_selector(cross_en
     assert all(value.equal(of_selector[name]) for name, value in chosen.model.model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("make_bad", "name"),
-    [
+def test_wrong_arguments_are_refused_by_name():
+    for make_bad, name in [
         (lambda: ld.EmbeddingWindows(3, ld.FirstP("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.BiEncoder("m")), "model="),
         (lambda: ld.CrossEncoderWindows(3, ld.Birch("m")), "Birch"),
         (lambda: ld.MaxP("m", preselect="bm25"), "preselect='bm25'"),
         (lambda: ld.FirstP("m", preselect=ld.BM25Windows(3)), "Evidence"),
         (lambda: ld.LongP("m", preselect=ld.FirstK(3)), "Evidence"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(make_bad, name):
-    with pytest.raises((TypeError, ValueError), match=name):
-        make_bad()
+    ]:
+        with pytest.raises((TypeError, ValueError), match=name):
+            make_bad()
 
 
 def test_a_selecting_model_warns_about_truncated_windows(cross_encoder, results):

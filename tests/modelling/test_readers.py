@@ -149,9 +149,8 @@ def test_padded_inputs_have_a_fixed_size():
 TRAIL = Template("{query} fish {text}")
 
 
-@pytest.mark.parametrize(
-    ("make", "windows", "query", "expected"),
-    [
+def test_queries_and_windows_share_the_longest_input():
+    for make, windows, query, expected in [
         # One input: 128 tokens, three of them special.
         (Reader, GreedyChunks(), 8, (8, 117)),
         (Reader, SLIDING, 8, (8, 40)),
@@ -176,21 +175,18 @@ TRAIL = Template("{query} fish {text}")
         (lambda _, s: LateReader(backbone(vectors=110), s), SLIDING, None, (60, 40)),
         (lambda _, s: LateReader(backbone(vectors=110), s), SentenceWindows(), None, (25, 75)),
         (lambda _, s: LateReader(backbone(None, vectors=110), s), GreedyChunks(), 8, (8, 92)),
-    ],
-)
-def test_queries_and_windows_share_the_longest_input(make, windows, query, expected):
-    reader = make(backbone(), requested(windows, query))
-    assert (reader.max_query_len, reader.windows.largest) == expected
-    # Room for titles comes out of that of windows.
-    largest = reader.windows.largest
-    if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
-        titled = make(backbone(), requested(windows, query, repeat_tokens=10))
-        assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
+    ]:
+        reader = make(backbone(), requested(windows, query))
+        assert (reader.max_query_len, reader.windows.largest) == expected
+        # Room for titles comes out of that of windows.
+        largest = reader.windows.largest
+        if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
+            titled = make(backbone(), requested(windows, query, repeat_tokens=10))
+            assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "name"),
-    [
+def test_arguments_that_do_not_fit_the_input_are_refused_by_name():
+    for make, arguments, name in [
         (Reader, {"max_query_len": 125}, "max_query_len=125"),
         (SeparateReader, {"max_query_len": 127}, "max_query_len=127"),
         (lambda _, s: LateReader(backbone(vectors=110), s), {"max_query_len": 100}, "max_query_len=100"),
@@ -204,11 +200,9 @@ def test_queries_and_windows_share_the_longest_input(make, windows, query, expec
         (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),
         (lambda _, s: reader_of(backbone(prompt="find: "), s), {"layout": LAYOUTS["shared"]}, "layout='pair'"),
         (PaddedReader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
-    ],
-)
-def test_arguments_that_do_not_fit_the_input_are_refused_by_name(make, arguments, name):
-    with pytest.raises(ValueError, match=name):
-        make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))
+    ]:
+        with pytest.raises(ValueError, match=name):
+            make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))

@@ -276,7 +276,5 @@ def test_pooling_scores_the_raw_state_of_a_cross_encoder(name, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(scores(other, texts) - found).max() > 0.1
     assert model.describe() != other.describe()
-    model.save(tmp_path / "saved")
-    np.testing.assert_allclose(scores(ld.CrossEncoder.load(tmp_path / "saved"), texts), found, rtol=1e-5)
-    with pytest.raises(ValueError, match="backbone and pooling"):
+    with pytest.raises(ValueError, match="pooling"):
         model.start_from(other)

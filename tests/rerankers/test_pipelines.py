@@ -128,10 +128,10 @@ ADDING: dict[str, Callable[[], pt.Transformer]] = {
 """The transformers that add columns."""
 
 
-@pytest.mark.parametrize("transformer", ADDING)
-def test_added_columns_are_not_query_columns(transformer, results, nothing_loads):
-    out = ADDING[transformer]()(results.iloc[:0])
-    assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
+def test_added_columns_are_not_query_columns(results, nothing_loads):
+    for transformer in ADDING:
+        out = ADDING[transformer]()(results.iloc[:0])
+        assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
 
 
 def test_explained_passages_become_documents(results):
@@ -198,7 +198,7 @@ def test_an_explanation_only_describes_the_last_model(later, explained):
 
 def test_windows_of_an_earlier_model_are_not_evidence_of_a_later_one(results):
     out = (make("MaxP", explain=True) >> make("PARADE-attn"))(results)
-    with pytest.raises(ValueError, match=r"results of 'model' .*explain=True"):
+    with pytest.raises(ValueError, match="explain=True"):
         ld.evidence_recall(out, results[["qid", "docno"]].assign(start=0, end=1))
 
 

@@ -95,14 +95,14 @@ NOT_OF_A_MODEL = sorted(f.name for f in fields(ld.MaxSim) if f.metadata["role"] 
 def test_no_folder_sets_arguments_that_are_not_of_a_model(name, tmp_path):
     make("MaxSim").save(tmp_path)
     set_parameters(tmp_path, **{name: str(tmp_path / "chosen by the folder")})
-    with pytest.raises(ValueError, match=f"the saved MaxSim sets {name}, which only whoever loads it may do"):
+    with pytest.raises(ValueError, match=name):
         ld.CrossEncoder.load(tmp_path)
 
 
 def test_a_folder_cannot_set_the_device_of_the_model_that_selects_windows(plain_encoder, tmp_path):
     config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
     config["model"]["device"] = "cuda"
-    with pytest.raises(ValueError, match="the saved BiEncoder sets device"):
+    with pytest.raises(ValueError, match="device"):
         preselection_from_config(config, tmp_path)
 
 

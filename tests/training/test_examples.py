@@ -339,5 +339,5 @@ def test_teacher_scores_adds_the_scores_of_a_teacher_in_row_order():
     ids=["no score", "two scores"],
 )
 def test_a_teacher_must_give_each_candidate_one_score(change, count):
-    with pytest.raises(ValueError, match=f"for {count} candidates"):
+    with pytest.raises(ValueError, match=f"{count} candidates"):
         TeacherScores(pt.apply.generic(change))(RUN.assign(text=TEXTS))

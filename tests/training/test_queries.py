@@ -83,7 +83,7 @@ def test_judged_documents_that_the_collection_lacks_are_left_out_before_the_firs
 
 def test_a_retrieved_document_that_the_collection_lacks_ends_the_training(cross_encoder):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, judged="all"), text_loader=collection("d0", "d9"))
-    with pytest.raises(KeyError, match=r"'d[123]' is not in the collection"):
+    with pytest.raises(KeyError, match=r"'d[123]'"):
         model.fit(BARE, ELSEWHERE)
 
 

@@ -14,9 +14,8 @@ from ir_measures import nDCG
 from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_invalid_recipes_are_refused_by_argument():
+    for arguments in [
         {"loss": ["ranknet"]},
         {"loss": "ranknet", "sampling": "pointwise"},
         {"augment": "rotate"},
@@ -25,12 +24,10 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
         {"learning_rates": {"": "1e-5"}},
         {"metric": "import os"},
         {"metric": "ndcg_cut"},
-    ],
-)
-def test_invalid_recipes_are_refused_by_argument(arguments):
-    *_, (name, value) = arguments.items()
-    with pytest.raises(ValueError, match=value if name == "metric" else name):
-        TrainingArgs(**arguments)
+    ]:
+        *_, (name, value) = arguments.items()
+        with pytest.raises(ValueError, match=value if name == "metric" else name):
+            TrainingArgs(**arguments)
 
 
 @pytest.mark.parametrize(
