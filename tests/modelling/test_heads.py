@@ -233,51 +233,54 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), FORMULAS)
-def test_scores_of_heads_equal_their_formulas(name, options):
-    head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
-    expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
-    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+def test_scores_of_heads_equal_their_formulas():
+    for name, options in FORMULAS:
+        head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
+        expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
+        assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "limit", "tolerance"), [(1e-3, "maxp", 0.01), (1e5, "avgp", 1e-4), (1e8, "avgp", 1e-4)]
-)
-def test_the_soft_maximum_of_an_extreme_temperature_is_its_limit(temperature, limit, tolerance):
-    head, batch = make("softmaxp", temperature=temperature), encoded((6, 1, 3, 2))
-    other = make(limit)
-    other.load_state_dict(head.state_dict())
-    torch.testing.assert_close(head(batch), other(batch), atol=tolerance, rtol=1e-4)
-    head(batch).sum().backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
+def test_the_soft_maximum_of_an_extreme_temperature_is_its_limit():
+    for temperature, limit, tolerance in [(1e-3, "maxp", 0.01), (1e5, "avgp", 1e-4), (1e8, "avgp", 1e-4)]:
+        head, batch = make("softmaxp", temperature=temperature), encoded((6, 1, 3, 2))
+        other = make(limit)
+        other.load_state_dict(head.state_dict())
+        torch.testing.assert_close(head(batch), other(batch), atol=tolerance, rtol=1e-4)
+        head(batch).sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
 
 
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("aggregator", [None, tiny.AGGREGATOR], ids=["random", "narrower"])
-@pytest.mark.parametrize("separators", [True, False])
-def test_transformer_heads_with_projections_and_query_states_equal_their_formulas(separate, aggregator, separators):
-    options = {"aggregator": aggregator, "separators": separators}
-    head, batch = make("parade-transformer-query", separate_projection=separate, **options), encoded((6, 1, 3, 2))
-    plain = make("parade-transformer", **options)
-    for document, score, without in zip(documents_of(batch), head(batch), plain(batch), strict=True):
-        p, q = array(document.cls[0]), array(document.query.states[0])
-        if aggregator:
-            assert without.item() == pytest.approx(transformer(plain, linear(p, plain.project)), rel=1e-4, abs=1e-5)
-        q = linear(q, head.project_query if separate else head.project) if separate or aggregator else q
-        expected = transformer(head, linear(p, head.project) if aggregator else p, q)
-        assert score.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+def test_transformer_heads_with_projections_and_query_states_equal_their_formulas():
+    for separators in [True, False]:
+        for aggregator in [None, tiny.AGGREGATOR]:
+            for separate in [False, True]:
+                options = {"aggregator": aggregator, "separators": separators}
+                head, batch = (
+                    make("parade-transformer-query", separate_projection=separate, **options),
+                    encoded((6, 1, 3, 2)),
+                )
+                plain = make("parade-transformer", **options)
+                for document, score, without in zip(documents_of(batch), head(batch), plain(batch), strict=True):
+                    p, q = array(document.cls[0]), array(document.query.states[0])
+                    if aggregator:
+                        assert without.item() == pytest.approx(
+                            transformer(plain, linear(p, plain.project)), rel=1e-4, abs=1e-5
+                        )
+                    q = linear(q, head.project_query if separate else head.project) if separate or aggregator else q
+                    expected = transformer(head, linear(p, head.project) if aggregator else p, q)
+                    assert score.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["parade-attn", "parade-attn-elementwise"])
-def test_attention_starts_as_the_average(name):
-    torch.manual_seed(0)
-    head = build_head(name, H).eval()
-    average = build_head("parade-avg", H).eval()
-    average.final.load_state_dict(head.final.state_dict())
-    batch = encoded()
-    torch.testing.assert_close(head(batch), average(batch), **CLOSE)
-    expected = batch.mask / batch.mask.sum(1, keepdim=True)
-    torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
+def test_attention_starts_as_the_average():
+    for name in ["parade-attn", "parade-attn-elementwise"]:
+        torch.manual_seed(0)
+        head = build_head(name, H).eval()
+        average = build_head("parade-avg", H).eval()
+        average.final.load_state_dict(head.final.state_dict())
+        batch = encoded()
+        torch.testing.assert_close(head(batch), average(batch), **CLOSE)
+        expected = batch.mask / batch.mask.sum(1, keepdim=True)
+        torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
 
 
 def test_the_number_of_attention_heads_depends_on_the_hidden_size():

@@ -310,8 +310,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(("name", "copied"), [(name, i % 2 == 1) for i, name in enumerate(KNOWN)])
 def test_the_name_of_a_known_checkpoint_suffices(name, copied, tmp_path, monkeypatch):
     """Its name on the hub, or in the configuration of a copy."""
     monkeypatch.chdir(tmp_path)
@@ -332,8 +331,7 @@ def test_the_name_of_a_known_checkpoint_suffices(name, copied, tmp_path, monkeyp
 # Training, truncation, other heads.
 
 
-@pytest.mark.parametrize("cls", [ld.MaxP, ld.PARADE, ld.KMaxP])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "cls"), zip(FAMILIES, (ld.MaxP, ld.PARADE, ld.KMaxP, ld.MaxP), strict=True))
 def test_training_changes_the_weights(name, cls, tmp_path):
     _, folder, _ = loaded(name, tmp_path)
     model = cls(folder, template=name, training=ld.TrainingArgs(learning_rates={"": 1e-2}), **READING)

@@ -68,22 +68,19 @@ def test_special_tokens_surround_query_and_text():
     assert BERT.around(ids(), ids()).ids.tolist() == [CLS, SEP, SEP]
 
 
-@pytest.mark.parametrize(
-    ("query", "text", "expected"),
-    [
+def test_query_and_text_are_padded_separately():
+    for query, text, expected in [
         ((11, 12), (21, 22, 23), [CLS, 11, 12, PAD, PAD, SEP, 21, 22, 23, SEP]),
         ((11, 12), (24,), [CLS, 11, 12, PAD, PAD, SEP, 24, PAD, PAD, SEP]),
         ((14, 15, 16, 17), (), [CLS, 14, 15, 16, 17, SEP, PAD, PAD, PAD, SEP]),
         ((), (41, 42, 43), [CLS, PAD, PAD, PAD, PAD, SEP, 41, 42, 43, SEP]),
-    ],
-)
-def test_query_and_text_are_padded_separately(query, text, expected):
-    one = BERT.around(ids(*query), ids(*text), 4, 3)
-    assert one.ids.tolist() == expected
-    real = [True] * len(one) if one.mask is None else one.mask.tolist()
-    assert real == [token != PAD for token in expected]
-    assert one.types.tolist() == [0] * 6 + [1] * 4
-    assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
+    ]:
+        one = BERT.around(ids(*query), ids(*text), 4, 3)
+        assert one.ids.tolist() == expected
+        real = [True] * len(one) if one.mask is None else one.mask.tolist()
+        assert real == [token != PAD for token in expected]
+        assert one.types.tolist() == [0] * 6 + [1] * 4
+        assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
 
 
 def test_a_text_can_come_before_the_query():
@@ -93,11 +90,11 @@ def test_a_text_can_come_before_the_query():
     assert one.mask.tolist() == [token != PAD for token in one.ids]
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_without_special_tokens_an_empty_input_is_a_padding_token(size):
-    one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
-    assert one.ids.tolist() == [PAD] * max(1, size)
-    assert one.mask is None or one.mask.tolist() == [True, False, False]
+def test_without_special_tokens_an_empty_input_is_a_padding_token():
+    for size in [0, 3]:
+        one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
+        assert one.ids.tolist() == [PAD] * max(1, size)
+        assert one.mask is None or one.mask.tolist() == [True, False, False]
 
 
 def test_equal_inputs_have_equal_keys_and_others_do_not():

@@ -532,10 +532,10 @@ def test_start_from_a_backbone_with_other_layers_is_refused(tmp_path):
         make("MaxP").start_from(deeper)
 
 
-@pytest.mark.parametrize("other", ["longdoc:maxp", None, ld.MaxP() % 3], ids=["name", "nothing", "pipeline"])
-def test_start_from_something_without_weights_is_refused(other):
-    with pytest.raises(ValueError, match="in memory"):
-        make("MaxP").start_from(other)
+def test_start_from_something_without_weights_is_refused():
+    for other in ["longdoc:maxp", None, ld.MaxP() % 3]:
+        with pytest.raises(ValueError, match="in memory"):
+            make("MaxP").start_from(other)
 
 
 def test_start_from_a_model_with_another_vocabulary_is_refused_and_changes_nothing(results, tmp_path):

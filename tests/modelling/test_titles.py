@@ -49,18 +49,15 @@ def inputs(model, rows: pd.DataFrame) -> list[str]:
 MISSING = ("", None, np.nan)
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "title", "text", "expected"),
-    [
+def test_the_title_precedes_the_text_in_each_window(cross_encoder):
+    for size, stride, title, text, expected in [
         (5, 5, "red sun", BODY, ["red sun dog bird fish tree river", "red sun mountain city rain snow wind"]),
         (6, 5, "a cat", BODY, ["a cat dog bird fish tree river mountain", "a cat mountain city rain snow wind"]),
         *((6, 4, "red sun", missing, ["red sun"]) for missing in MISSING),
         *((5, 5, missing, BODY, ["dog bird fish tree river", "mountain city rain snow wind"]) for missing in MISSING),
-    ],
-)
-def test_the_title_precedes_the_text_in_each_window(size, stride, title, text, expected, cross_encoder):
-    model = ld.MaxP(cross_encoder, window_size=size, stride=stride, **TITLED)
-    assert inputs(model, frame(title, text)) == [f"[CLS] old dog [SEP] {window} [SEP]" for window in expected]
+    ]:
+        model = ld.MaxP(cross_encoder, window_size=size, stride=stride, **TITLED)
+        assert inputs(model, frame(title, text)) == [f"[CLS] old dog [SEP] {window} [SEP]" for window in expected]
 
 
 def test_a_title_belongs_to_the_second_segment_and_to_the_content(cross_encoder):

@@ -205,19 +205,19 @@ def test_text_fields_are_joined(loaded, results, tolerance):
     np.testing.assert_allclose(body, scores(loaded, results), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("as_object", [True, False])
-def test_a_text_loader_supplies_missing_texts_in_one_call(loaded, results, as_object, tolerance):
-    store = tiny.Store(results)
-    loading = changed(loaded, text_loader=store if as_object else store.text_loader(["text"]))
-    out = loading(results.drop(columns="text").set_axis([3, 1, 1, 0, 8]))
-    np.testing.assert_allclose(out["score"], scores(loaded, results), rtol=0, atol=tolerance)
-    assert list(out.columns) == ["qid", "query", "docno", "score", "rank"]
-    assert out.index.tolist() == [3, 1, 1, 0, 8]
-    assert store.calls == 1
-    loading(results)
-    assert store.calls == 1  # the column is there: nothing to load
-    inputs = pt.inspect.transformer_inputs(loading)
-    assert [set(columns) - {"score"} for columns in inputs] == [set(NEEDED), set(NEEDED) - {"text"}]
+def test_a_text_loader_supplies_missing_texts_in_one_call(loaded, results, tolerance):
+    for as_object in [True, False]:
+        store = tiny.Store(results)
+        loading = changed(loaded, text_loader=store if as_object else store.text_loader(["text"]))
+        out = loading(results.drop(columns="text").set_axis([3, 1, 1, 0, 8]))
+        np.testing.assert_allclose(out["score"], scores(loaded, results), rtol=0, atol=tolerance)
+        assert list(out.columns) == ["qid", "query", "docno", "score", "rank"]
+        assert out.index.tolist() == [3, 1, 1, 0, 8]
+        assert store.calls == 1
+        loading(results)
+        assert store.calls == 1  # the column is there: nothing to load
+        inputs = pt.inspect.transformer_inputs(loading)
+        assert [set(columns) - {"score"} for columns in inputs] == [set(NEEDED), set(NEEDED) - {"text"}]
 
 
 def test_a_text_loader_that_returns_no_texts_is_refused(results):
@@ -229,9 +229,8 @@ def test_a_text_loader_that_returns_no_texts_is_refused(results):
 WORDS = "snow in the city " * 10
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "cut_by"),
-    [
+def test_truncation_warnings_name_the_causes_except_the_selection_of_windows(cross_encoder):
+    for name, arguments, cut_by in [
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, []),
         ("MaxP", {"preselect": ld.FirstK(1), "window_size": 10, "stride": 10}, []),
         ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, []),
@@ -242,15 +241,15 @@ WORDS = "snow in the city " * 10
         ("FirstP", {"max_doc_len": 30}, ["max_doc_len=30", "window_size=20"]),
         ("FirstP", {"windows": ld.SlidingWindows(10, 10), "window_size": None}, ["windows=Sliding"]),
         ("FirstP", {"layout": "shared", "max_doc_len": 20}, ["layout='shared'"]),
-    ],
-)
-def test_truncation_warnings_name_the_causes_except_the_selection_of_windows(name, arguments, cut_by, cross_encoder):
-    model, frame = make(name, cross_encoder, **arguments), tiny.frame(["old dog"], [WORDS])
-    told = told_of(ld.TruncationWarning, lambda: model(frame))
-    assert sum(model.coverage.lost.values()) <= sum(model.coverage.truncated.values()) > 0
-    assert model.coverage.tokens_read == 40 - sum(n for by, n in model.coverage.truncated.items() if "query" not in by)
-    assert [cause in message for cause, message in zip(cut_by, told, strict=True)] == [True] * len(cut_by)
-    assert model.summary(frame) == model.coverage
+    ]:
+        model, frame = make(name, cross_encoder, **arguments), tiny.frame(["old dog"], [WORDS])
+        told = told_of(ld.TruncationWarning, lambda model=model, frame=frame: model(frame))
+        assert sum(model.coverage.lost.values()) <= sum(model.coverage.truncated.values()) > 0
+        assert model.coverage.tokens_read == 40 - sum(
+            n for by, n in model.coverage.truncated.items() if "query" not in by
+        )
+        assert [cause in message for cause, message in zip(cut_by, told, strict=True)] == [True] * len(cut_by)
+        assert model.summary(frame) == model.coverage
 
 
 @pytest.mark.parametrize("name", [*REPRESENTATIVE, "Birch"], indirect=True)
@@ -299,9 +298,8 @@ def test_without_max_query_len_a_query_uses_all_tokens_that_fit(name, results):
     assert ("max_query_len=None" in repr(whole)) == (name != "MaxSim")  # its default
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "room", "size"),
-    [
+def test_queries_get_the_tokens_that_windows_leave(results):
+    for name, changes, room, size in [
         ("MaxP", {}, 105, 20),  # 128 - 3 - 20
         ("MaxP", {"window_size": 100}, 25, 100),
         ("AvgP", {"window_size": None}, 31, 94),
@@ -309,20 +307,17 @@ def test_without_max_query_len_a_query_uses_all_tokens_that_fit(name, results):
         ("LongP", {"max_doc_len": 60}, 65, 60),
         ("Birch", {}, 31, 94),
         ("BiEncoder-max", {}, 126, 20),  # read apart
-    ],
-)
-def test_queries_get_the_tokens_that_windows_leave(name, changes, room, size, results):
-    model = make(name, max_query_len=None, **changes)
-    reader = model.model.reader
-    assert (reader.max_query_len, reader.windows.largest) == (room, size)
-    for length in (room, room + 1):
-        told = told_of(
-            ld.TruncationWarning, lambda length=length: model(results.iloc[[1]].assign(query="dog " * length))
-        )
-        assert model.coverage.queries_truncated == len(told) == length - room
-    cause = f"the checkpoint's maximum query length of {room}"
-    assert model.coverage.truncated == {cause: 1}
-    assert f"by {cause}" in told[0]
+    ]:
+        model = make(name, max_query_len=None, **changes)
+        reader = model.model.reader
+        assert (reader.max_query_len, reader.windows.largest) == (room, size)
+        for length in (room, room + 1):
+            asked = results.iloc[[1]].assign(query="dog " * length)
+            told = told_of(ld.TruncationWarning, lambda model=model, asked=asked: model(asked))
+            assert model.coverage.queries_truncated == len(told) == length - room
+        cause = f"the checkpoint's maximum query length of {room}"
+        assert model.coverage.truncated == {cause: 1}
+        assert f"by {cause}" in told[0]
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*CONTRACT, "PARADE-attn"]), indirect=True)
@@ -408,11 +403,11 @@ def test_plain_texts_are_ranked(loaded):
     np.testing.assert_allclose(found.sort_values("number")["score"], loaded(frame)["score"], atol=1e-5)
 
 
-@pytest.mark.parametrize("texts", [[], ["a cat", "cut \ud83d"]])
-def test_rank_returns_all_given_texts(texts):
-    found = make("MaxP").rank("cat", texts)
-    assert found["text"].dtype == object
-    assert set(found["text"]) == set(texts)
+def test_rank_returns_all_given_texts():
+    for texts in [[], ["a cat", "cut \ud83d"]]:
+        found = make("MaxP").rank("cat", texts)
+        assert found["text"].dtype == object
+        assert set(found["text"]) == set(texts)
 
 
 def test_ranked_texts_are_explained():

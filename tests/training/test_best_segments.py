@@ -160,18 +160,15 @@ def test_iterations_stop_after_patience(cross_encoder):
     assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
 
 
-@pytest.mark.parametrize(
-    ("recipe", "changes", "named"),
-    [
+def test_recipes_that_do_not_fit_segments_are_refused(cross_encoder):
+    for recipe, changes, named in [
         ({"loss": "margin_mse"}, {}, "teacher"),
         ({"augment": lambda text, rng: text}, {}, "augment"),
         ({}, {"text_field": ("a", "b")}, "text column"),
-    ],
-)
-def test_recipes_that_do_not_fit_segments_are_refused(recipe, changes, named, cross_encoder):
-    make, _ = maker(cross_encoder, TrainingArgs(**recipe), **changes)
-    with pytest.raises(ValueError, match=named):
-        fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED)
+    ]:
+        make, _ = maker(cross_encoder, TrainingArgs(**recipe), **changes)
+        with pytest.raises(ValueError, match=named):
+            fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED)
 
 
 def test_wrong_arguments_of_iterations_are_refused(cross_encoder):

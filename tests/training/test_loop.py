@@ -239,17 +239,14 @@ def test_a_model_whose_training_diverged_does_not_score(cross_encoder):
         model(RUN)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "named"),
-    [
+def test_a_recipe_that_lacks_its_data_is_refused():
+    for recipe, named in [
         ({"loss": "margin_mse", "teacher_field": "other"}, "'other'"),
         ({"patience": 2}, "patience=2"),
         ({"validate_steps": 2}, "validate_steps=2"),
-    ],
-)
-def test_a_recipe_that_lacks_its_data_is_refused(recipe, named):
-    with pytest.raises(ValueError, match=named):
-        train(Toy(), toy_set(5), TrainingArgs(**recipe))
+    ]:
+        with pytest.raises(ValueError, match=named):
+            train(Toy(), toy_set(5), TrainingArgs(**recipe))
 
 
 def test_a_student_learns_from_a_teacher_in_a_pipeline(cross_encoder):
@@ -277,9 +274,9 @@ SCORED = pd.DataFrame({"qid": [1, 1, 2, 2], "docno": ["a", "b", "a", "b"], "scor
 JUDGED_SCORED = qrels(("1", "a", 1), ("2", "b", 2))
 
 
-@pytest.mark.parametrize(("metric", "expected"), [("RR", (1 + 1 / 2) / 2), ("P@1", 1 / 2)])
-def test_evaluate_gives_the_mean_over_queries(metric, expected):
-    assert evaluate(SCORED, JUDGED_SCORED, metric) == pytest.approx(expected)
+def test_evaluate_gives_the_mean_over_queries():
+    for metric, expected in [("RR", (1 + 1 / 2) / 2), ("P@1", 1 / 2)]:
+        assert evaluate(SCORED, JUDGED_SCORED, metric) == pytest.approx(expected)
 
 
 def test_labels_may_be_whole_numbers_as_strings():
@@ -357,9 +354,8 @@ def test_a_plot_of_the_history_shows_losses_and_validations_by_step():
         plot_history(history.head(0))
 
 
-@pytest.mark.parametrize(
-    ("run", "judged", "named"),
-    [
+def test_validation_data_is_checked_before_training(cross_encoder):
+    for run, judged, named in [
         (RUN.drop(columns="text"), JUDGED, "text"),
         (RUN, JUDGED.drop(columns="label"), "label"),
         (RUN, JUDGED.assign(qid="other"), "nothing to validate on"),
@@ -367,13 +363,11 @@ def test_a_plot_of_the_history_shows_losses_and_validations_by_step():
         (RUN, JUDGED.assign(label="relevant"), "'relevant'"),
         (RUN, JUDGED.assign(label=1.5), r"1\.5"),
         (RUN, None, "both"),
-    ],
-)
-def test_validation_data_is_checked_before_training(run, judged, named, cross_encoder):
-    model = make("MaxP", cross_encoder)
-    with pytest.raises((ValueError, pt.validate.InputValidationError), match=named):
-        model.fit(RUN, JUDGED, run, judged)
-    assert model._model is None
+    ]:
+        model = make("MaxP", cross_encoder)
+        with pytest.raises((ValueError, pt.validate.InputValidationError), match=named):
+            model.fit(RUN, JUDGED, run, judged)
+        assert model._model is None
 
 
 # Interruptions.

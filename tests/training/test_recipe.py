@@ -30,12 +30,10 @@ def test_invalid_recipes_are_refused_by_argument():
             TrainingArgs(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("given", "name"), [("ndcg_cut_10", "nDCG@10"), (nDCG @ 10, "nDCG@10"), ("map", "AP"), ("AP(rel=2)", "AP(rel=2)")]
-)
-def test_measures_are_named_as_in_experiments(given, name):
-    assert TrainingArgs(metric=given) == TrainingArgs(metric=name)
-    json.dumps(TrainingArgs(metric=given).as_dict())
+def test_measures_are_named_as_in_experiments():
+    for given, name in [("ndcg_cut_10", "nDCG@10"), (nDCG @ 10, "nDCG@10"), ("map", "AP"), ("AP(rel=2)", "AP(rel=2)")]:
+        assert TrainingArgs(metric=given) == TrainingArgs(metric=name)
+        json.dumps(TrainingArgs(metric=given).as_dict())
 
 
 def rotate(text: str, rng: random.Random) -> str:
