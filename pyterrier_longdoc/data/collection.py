@@ -199,14 +199,15 @@ class PositionedCollection(Cited, pt.datasets.Dataset):
             ValueError: if a qid or docno has white space, or a qid is in several variants, which the layout cannot
                 express.
         """
-        folder, topics, qrels = Path(full_path(folder)), self.topics, self.qrels
-        claim(folder)
+        topics, qrels = self.topics, self.qrels
         variants = [(qid, variant) for variant, qids in self.splits.items() for qid in qids]
-        for name in chain(topics["qid"], qrels["qid"], self.documents):
+        for name in chain(topics["qid"], qrels["qid"], qrels["docno"], self.documents):
             if len(name.split()) != 1:
                 raise ValueError(f"qids and docnos must not be empty or have white space, but {name!r} is or has")
         if len(dict(variants)) < len(variants):
             raise ValueError("a qid is in several variants: save the variants in separate folders")
+        folder = Path(full_path(folder))
+        claim(folder)
         write_jsonl(folder / "docs.jsonl", self.corpus)
         rows = ((qid, " ".join(query.split())) for qid, query in topics.itertuples(index=False))
         write_lines(folder / "topics.tsv", map("\t".join, rows))

@@ -35,11 +35,11 @@ def test_the_folder_of_a_model_does_not_change_the_key(tmp_path, cross_encoder):
     assert key(model) == before
 
 
-@pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])
-def test_settings_change_the_key(cross_encoder, changes):
-    model = make("MaxP", cross_encoder)
-    assert key(model) == key(make("MaxP", cross_encoder, verbose=True, batch_size=3))
-    assert key(model) != key(make("MaxP", cross_encoder, **changes))
+def test_settings_change_the_key(cross_encoder):
+    for changes in [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}]:
+        model = make("MaxP", cross_encoder)
+        assert key(model) == key(make("MaxP", cross_encoder, verbose=True, batch_size=3))
+        assert key(model) != key(make("MaxP", cross_encoder, **changes))
 
 
 def test_weights_change_the_key(cross_encoder):
@@ -175,11 +175,11 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("make_value", UNKNOWN.values(), ids=UNKNOWN)
-def test_other_objects_have_no_key(make_value):
-    for value in (make_value(), [make_value()], {"a": make_value()}):
-        with pytest.raises(NoKeyError):
-            key(value)
+def test_other_objects_have_no_key():
+    for make_value in UNKNOWN.values():
+        for value in (make_value(), [make_value()], {"a": make_value()}):
+            with pytest.raises(NoKeyError):
+                key(value)
 
 
 def test_different_plain_data_have_different_keys():
@@ -229,8 +229,8 @@ def test_ranks_count_but_not_the_index_and_the_order_of_columns():
     assert frame_digest(frame) == frame_digest(frame[["rank", "docno", "qid"]].set_index(pd.Index([7, 8])))
 
 
-@pytest.mark.parametrize("value", [object(), torch.zeros(1), b"bytes", [object()]])
-def test_other_cells_are_refused_by_column_and_type(value):
-    inner = value[0] if isinstance(value, list) else value
-    with pytest.raises(NoKeyError, match=f"'a'.*{type(inner).__name__}"):
-        frame_digest(column("x", value))
+def test_other_cells_are_refused_by_column_and_type():
+    for value in [object(), torch.zeros(1), b"bytes", [object()]]:
+        inner = value[0] if isinstance(value, list) else value
+        with pytest.raises(NoKeyError, match=f"'a'.*{type(inner).__name__}"):
+            frame_digest(column("x", value))

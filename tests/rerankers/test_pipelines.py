@@ -126,10 +126,10 @@ ADDING: dict[str, Callable[[], pt.Transformer]] = {
 """The transformers that add columns."""
 
 
-@pytest.mark.parametrize("transformer", ADDING)
-def test_added_columns_are_not_query_columns(transformer, results, nothing_loads):
-    out = ADDING[transformer]()(results.iloc[:0])
-    assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
+def test_added_columns_are_not_query_columns(results, nothing_loads):
+    for transformer in ADDING:
+        out = ADDING[transformer]()(results.iloc[:0])
+        assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
 
 
 def test_explained_passages_become_documents(results):
@@ -186,7 +186,7 @@ def test_an_explanation_only_describes_the_last_model(later, explained):
 
 def test_windows_of_an_earlier_model_are_not_evidence_of_a_later_one(results):
     out = (make("MaxP", explain=True) >> make("PARADE-attn"))(results)
-    with pytest.raises(ValueError, match=r"results of 'model' .*explain=True"):
+    with pytest.raises(ValueError, match="explain=True"):
         ld.evidence_recall(out, results[["qid", "docno"]].assign(start=0, end=1))
 
 
@@ -220,9 +220,9 @@ def test_a_grid_over_two_equal_rerankers_tries_every_combination():
     assert tried == {(first, second) for first in (1, 2) for second in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
-def test_fit_of_a_pipeline_trains_the_model(name, validated):
+def test_fit_of_a_pipeline_trains_the_model(name):
+    validated = TRAINABLE.index(name) % 2  # every second one with validation
     model = make(name, training=ld.TrainingArgs(epochs=2, margin=100.0, learning_rates={"": 1e-2}))
     before = scores(model, CANDIDATES)
     assert not model.is_trained
