@@ -16,6 +16,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_arguments
+from ..common.citations import Cited
 from ..common.files import claim, full_name, full_path, write_jsonl, write_lines
 from ..common.frames import as_strings
 from ..common.language import token_counter
@@ -101,7 +102,7 @@ class CollectionParts:
     lengths: Callable[[], Iterable[int]] | None = None
 
 
-class PositionedCollection(pt.datasets.Dataset):
+class PositionedCollection(Cited, pt.datasets.Dataset):
     """A PyTerrier dataset with documents, topics, qrels and the positions of relevant passages.
 
     Args:
@@ -110,7 +111,7 @@ class PositionedCollection(pt.datasets.Dataset):
         tokenizer: counts the tokens of lengths and of positions in `gold`, see `token_counter`.
         default: the default variant of topics and qrels; None for all.
         variants: the names of the variants, needed if `parts` is a function.
-        papers: the papers of the collection: keys of `references.bib`, or BibTeX entries.
+        papers: the papers that `citation()` returns: keys of `references.bib`, or BibTeX entries.
     """
 
     def __init__(
@@ -123,9 +124,13 @@ class PositionedCollection(pt.datasets.Dataset):
         variants: Iterable[str] = (),
         papers: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.tokenizer, self.papers = name, full_name(tokenizer), papers
+        self.name, self.tokenizer, self._papers = name, full_name(tokenizer), papers
         self._source, self._default, self._variants = parts, default, list(variants)
         self._loaders: dict[tuple[tuple[str, ...], bool], TextLoader] = {}
+
+    def cited(self) -> list[str]:
+        """Return the papers of the collection."""
+        return list(self._papers)
 
     @cached_property
     def parts(self) -> CollectionParts:

@@ -73,7 +73,7 @@ def test_own_models_are_found_everywhere_in_a_pipeline(cross_encoder):
 
 
 @dataclass(frozen=True)
-class Halves(ld.Truncate):
+class ShortTruncate(ld.Truncate):
     """Windows of a user's own."""
 
 
@@ -96,7 +96,7 @@ def test_a_users_class_counts_by_its_name_and_arguments(cross_encoder):
     )
     assert own == same
     assert len({own, wider, ours}) == 3
-    windows = [Halves(20), Halves(20), Halves(10), ld.Truncate(20)]
+    windows = [ShortTruncate(20), ShortTruncate(20), ShortTruncate(10), ld.Truncate(20)]
     halves, again, fewer, truncated = (key(ld.MaxP(cross_encoder, windows=each, max_query_len=8)) for each in windows)
     assert halves == again
     assert len({halves, fewer, truncated}) == 3

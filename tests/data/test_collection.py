@@ -182,3 +182,8 @@ def test_far_relevant_does_not_use_a_copy_of_a_relevant_passage_as_filler():
     copied = build(passages=[*passages(), {"docno": "copy", "text": f"  {copy}"}])
     assert len(copied.documents) == 10
     assert not any(copy in row["text"] for row in copied.corpus)
+
+
+def test_a_collection_cites_its_papers():
+    assert planted().citation() == ""
+    assert pt.get_dataset("longdoc:docstrings-far").citation().startswith("@inproceedings{boytsov-2025-positional,")
