@@ -41,7 +41,7 @@ CHUNK = 256
 
 MAX_CHUNKS = 36
 
-NOT_THERE, EMPTY, IRRELEVANT = "document not in corpus", "document empty", "no relevant chunk"
+NOT_THERE, EMPTY = "document not in corpus", "document empty"
 
 TokensOf = Callable[[str], TokenizedText | None]
 """Returns the tokens of a document by docno; None if it is not in the corpus."""
@@ -372,7 +372,7 @@ def _judged_place(length: int | None, chunks: Sequence[tuple[Span, Span]], grade
     unread = 0 if is_relevant else chunks[-1][0][1] - end_token
     row = {"length": length, "chunks": len(chunks), "judged": len(grades), "unjudged": unjudged, "unread": unread}
     if not is_relevant:
-        reason = "no readable grade" if unjudged == len(grades) else IRRELEVANT
+        reason = "no readable grade" if unjudged == len(grades) else "no relevant chunk"
         return {**row, "reason": reason + (" among those judged" if unread else "")}
     place = {"first_token": first_token, "end_token": end_token, "start": start, "end": end}
     return {**row, **place, "chunk": len(grades) - 1, "grade": grades[-1]}
