@@ -203,7 +203,7 @@ def test_a_failed_change_of_arguments_can_be_undone():
     model = make("KMaxP")
     before = scores(model, LONGER)
     model.k, model.window_size = 1, 150
-    with pytest.raises(ValueError, match="window_size"):
+    with pytest.raises(ValueError, match="150"):
         model(LONGER)
     model.k, model.window_size = 3, 20
     np.testing.assert_array_equal(scores(model, LONGER), before)
