@@ -1,4 +1,4 @@
-"""Numbers of queries, by which `Comparison.by` groups them."""
+"""A number for each query, by which `Comparison.by` groups queries."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def evidence_recall(
     qids = set(as_strings(first["qid"]))
     missing = sum(qid in qids for qid, _ in gold_of.keys() - pairs)
     if missing:
-        message = f"evidence_recall: {missing} documents with gold text are not in all results, with windows"
-        warn(f"{message}, and do not count.", UserWarning)
+        message = f"evidence_recall: {missing} documents with gold text do not count"
+        warn(f"{message}, because they are not in all results or have no windows there.", UserWarning)
     values = pd.DataFrame(records, columns=["name", "qid", "measure", "value"])
     return values.groupby(["name", "qid", "measure"], sort=False)["value"].mean().reset_index()
 

@@ -47,7 +47,8 @@ def position_sensitivity(
     Returns:
         `name, qid, measure, value` for `compare`: `name` is the place, such as `"0.5"`, `measure` the system, and
         `value` its score, averaged over the documents of the query. A comparison with the first place as the baseline
-        tests each system on its own, because the scores of systems have different scales.
+        tests each system on its own, because the scores of systems have different scales. Scores have no natural
+        zero: read means, differences and p-values, not gains or equivalence.
 
     Raises:
         ValueError: if the places are not two different shares, or gold has no passage, several ones for a document, or

@@ -76,7 +76,7 @@ class EmptyTextWarning(UserWarning):
 
 
 class SeenQueriesWarning(UserWarning):
-    """A model scores queries that it was trained on, which says little about other queries."""
+    """A model scores queries that it was trained on. Such scores say little about other queries."""
 
 
 def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
@@ -117,7 +117,7 @@ def digest_of_text(text: Text) -> str:
 
 
 def digest_of_query(query: Question) -> str:
-    """Return a fingerprint of the query without its instruction, by which a model knows its training queries."""
+    """Return a fingerprint of the query without its instruction, by which a model recognises its training queries."""
     return blake2b(words_of_query(query).encode(), digest_size=8).hexdigest()
 
 

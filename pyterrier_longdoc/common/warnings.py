@@ -29,6 +29,7 @@ from .frames import (
     is_from_terrier,
     keys_of,
     strings,
+    words_of_query,
 )
 from .language import counted
 
@@ -105,8 +106,9 @@ def warn_of_seen_queries(transformer: Any, trained: frozenset[str], queries: Seq
     seen = len(trained.intersection(map(digest_of_query, set(queries))))
     if seen and SeenQueriesWarning.__name__ not in transformer.warned:
         transformer.warned.add(SeenQueriesWarning.__name__)  # not the message, whose number differs between calls
-        what = f"{type(transformer).__name__} scores {counted(seen, 'query', 'queries')}"
-        warn(f"{what} that it was trained on: evaluate it on others.", SeenQueriesWarning)
+        of_call = counted(len(set(map(words_of_query, queries))), "query", "queries")
+        what = f"{type(transformer).__name__} was trained on {seen} of the {of_call} of this call"
+        warn(f"{what}: evaluate it on others.", SeenQueriesWarning)
 
 
 def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> None:

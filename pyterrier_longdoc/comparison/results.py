@@ -180,6 +180,7 @@ class Comparison:
         Example:
             `results.by(ld.position_by_query(dataset.gold), [0, 256, 512]).plot()`
         """
+        values = {str(qid): value for qid, value in values.items()}
         if list(edges) != sorted(set(edges)):
             raise ValueError(f"edges={list(edges)} must ascend")
         groups = {}
@@ -228,8 +229,8 @@ def compare(
         values: `name, qid, measure, value`, as `pt.Experiment(..., perquery=True)` returns without `round=`, which
             would round what is tested. Rows without a value (topics without judgements) are left out. Systems are in
             the order of the index, which is that of the experiment.
-        measures: the measures to show, in this order. None shows all in the order of the rows, which can differ from
-            run to run: PyTerrier does not keep that of its `eval_metrics`.
+        measures: the measures to show, in this order. None shows all, in the order of the rows. It can differ from
+            run to run, because PyTerrier does not keep the order of its `eval_metrics`.
         baseline: the name of a system, or several names. All other systems are compared to each.
         partner: a dict `{system: partner}`. The gain of a system is relative to its partner, e.g. its own FirstP.
         seeds: a dict `{system: names}`: the runs with these names become one system. Their values are averaged per
@@ -299,8 +300,8 @@ def _arrays(frame: pd.DataFrame, measures: Sequence[Any] | None) -> tuple[dict[s
         row, column = lacking[0]
         name, measure = table.columns[column]
         raise ValueError(
-            f"values has no {measure} of {name!r} for the qid {table.index[row]!r}, which another system has: run "
-            f"all systems on the same topics"
+            f"values has no {measure} of {name!r} for the qid {table.index[row]!r}, but others of this query: run all "
+            f"systems on the same topics, with the same measures"
         )
     return {name: table[name].to_numpy("float64") for name in names}, table.index.tolist(), wanted
 

@@ -258,9 +258,9 @@ def resampled_means(x: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 42
 
 
 def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Return `mean / reference - 1`, or NaN if the reference is 0."""
+    """Return `mean / reference - 1`, or NaN if the reference is not above 0, as means of scores can be."""
     with without_warnings():
-        return np.where(reference != 0, mean / reference - 1.0, np.nan)
+        return np.where(reference > 0, mean / reference - 1.0, np.nan)
 
 
 @contextmanager

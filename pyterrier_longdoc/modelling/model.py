@@ -380,10 +380,10 @@ class Model(nn.Module):
         """Return the parts of the checkpoint that a head can use as initial weights."""
         return self.encoder.initial_weights(self.backbone, self.tokenizer)
 
-    def mark_trained(self, recipe: dict[str, Any], queries: frozenset[str] = frozenset()) -> None:
-        """Mark the weights as trained with this recipe on queries of these digests."""
+    def mark_trained(self, recipe: dict[str, Any], queries: frozenset[str] | None = None) -> None:
+        """Mark the weights as trained with this recipe, in all on the queries with these digests; None keeps them."""
         self.origin, self.source, self.recipe = "fit", "", recipe
-        self.trained_queries |= queries
+        self.trained_queries = self.trained_queries if queries is None else queries
         self._fingerprint = ""
 
     def fingerprint(self) -> str:

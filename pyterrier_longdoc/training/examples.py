@@ -19,6 +19,7 @@ import pyterrier as pt
 from ..common.frames import (
     Document,
     Question,
+    SeenQueriesWarning,
     Text,
     TextField,
     as_strings,
@@ -428,7 +429,9 @@ class TeacherScores(pt.Transformer):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Add the column; refuse a teacher that drops a candidate or returns several scores for one."""
         keys, columns = ["qid", "docno"], {"qid": str, "docno": str}
-        answer: Any = self.teacher(inp)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SeenQueriesWarning)  # a teacher may know the training queries
+            answer: Any = self.teacher(inp)
         scores = answer[[*keys, "score"]].astype(columns).drop_duplicates().set_index(keys)["score"].astype(float)
         rows = pd.MultiIndex.from_frame(inp[keys].astype(columns))
         bad_pairs = [*scores.index[scores.index.duplicated()], *rows[~rows.isin(scores.index)]]

@@ -76,8 +76,8 @@ def k_fold_fit(
     """Train one model per fold on the candidates and judgements of the other folds.
 
     Every model starts from the same weights, and scores the candidates of its own fold. If the recipe names a
-    `checkpoint` folder, the training of fold i has the subfolder `fold-i`, which also stays in the recipe of its model:
-    after an interruption, the same call continues, and finished folds are not trained again.
+    `checkpoint` folder, the training of fold i has the subfolder `fold-i`. The recipe of its model keeps this folder.
+    After an interruption, the same call continues, and finished folds are not trained again.
 
     Args:
         model: a model, which is copied with its weights for each fold (e.g. after training on a larger collection) and
