@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     out = Path(args.output)
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
+    out.mkdir(parents=True, exist_ok=True)
     models = demo.rerankers(args.backbone, out / "scores.sqlite")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TruncationWarning)  # the output already reports unread text

@@ -103,8 +103,10 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
 
 def warn_of_seen_queries(transformer: Any, trained: frozenset[str], queries: Sequence[Question]) -> None:
     """Warn once about queries that are among the training queries, given by their digests."""
+    if SeenQueriesWarning.__name__ in transformer.warned:
+        return
     seen = len(trained.intersection(map(digest_of_query, set(queries))))
-    if seen and SeenQueriesWarning.__name__ not in transformer.warned:
+    if seen:
         transformer.warned.add(SeenQueriesWarning.__name__)  # not the message, whose number differs between calls
         of_call = counted(len(set(map(words_of_query, queries))), "query", "queries")
         what = f"{type(transformer).__name__} was trained on {seen} of the {of_call} of this call"
