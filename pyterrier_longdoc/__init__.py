@@ -22,7 +22,6 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.maxsim": ["MaxSim"],
     "rerankers.list_reranker": ["ListReranker"],
-    "rerankers.calibrated": ["Calibrated"],
     "rerankers.zscore": ["ZScore"],
     "rerankers.external": ["PairScorer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
@@ -41,10 +40,7 @@ _PUBLIC = {
     "comparison": ["ComparisonWarning", "compare"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "passages": ["Evidence", "Passages"],
-    "listwise": [
-        "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
-        "ReasonedPointwise",
-    ],
+    "listwise": ["RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend"],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels"],
     "analysis": [

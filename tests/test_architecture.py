@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -62,6 +63,27 @@ def test_public_names_are_listed():
 def test_a_misspelt_public_name_suggests_the_right_one():
     with pytest.raises(AttributeError, match="did you mean 'MaxSim'"):
         _ = ld.MaxSin
+
+
+def test_public_classes_and_functions_have_docstrings_that_say_more_than_their_names():
+    named = [
+        (name, public, getattr(module(name), public)) for name in WITH_PUBLIC_NAMES for public in module(name).__all__
+    ]
+    silent = []
+    for package, name, value in named:
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        # Not `inspect.getdoc`, which gives a class the docstring of its base.
+        doc = value.__doc__ or ""
+        is_generated = doc.startswith(f"{name}(")  # by dataclass
+        if is_generated or words(doc) <= words(name) | {"a", "an", "the", "of", "s"}:
+            silent.append(f"{package}.{name}".lstrip("."))
+    assert silent == []
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, also those of names in snake and camel case."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", text)}
 
 
 @pytest.mark.parametrize("name", WITH_PUBLIC_NAMES)

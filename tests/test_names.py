@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ PYTHON = (
 )
 WRITTEN_BY_THE_READER = {"program.py", "train.py", "rerank.py", "gpu.json"}
 
-each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+CODE_OF_DOCSTRING = re.compile(r"`([^`]*\bld\.[^`]*\([^`]*)`")
 
 
 def text_of(path: Path) -> str:
@@ -76,31 +77,18 @@ def is_there(dotted: str) -> bool:
     return True
 
 
-@each_text
-def test_names_of_modules_classes_and_functions_exist(path):
-    named = {name for name in NAME.findall(text_of(path)) if not name.endswith((".py", ".rst", ".md"))}
-    assert sorted(name for name in named if not is_there(name)) == []
-
-
-@each_text
-def test_arguments_in_code_exist(path):
-    codes = [textwrap.dedent(code) for pattern in PYTHON for _, code in pattern.findall(text_of(path))]
-    assert unknown_arguments(*(re.sub(r"^[%!].*$", "", code, flags=re.MULTILINE) for code in codes)) == []
-
-
-@pytest.mark.parametrize("name", [name for name in ld.__all__ if callable(getattr(ld, name))])
-def test_arguments_in_docstrings_exist(name):
-    codes = re.findall(r"`([^`]*\bld\.[^`]*\([^`]*)`", inspect.getdoc(getattr(ld, name)) or "")
-    assert unknown_arguments(*codes) == []
-
-
 def unknown_arguments(*codes: str) -> list[str]:
     """Keywords of calls of something in `ld` or `pt` that its signature lacks."""
     calls = [node for code in codes for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     found = []
     for call in calls:
         dotted = ast.unparse(call.func)
-        if not NAME.fullmatch(dotted) or not callable(looked_up(dotted)):
+        if not NAME.fullmatch(dotted):
+            continue
+        if not is_there(dotted):
+            found.append(dotted)
+            continue
+        if not callable(looked_up(dotted)):
             continue
         parameters = inspect.signature(looked_up(dotted)).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -108,36 +96,70 @@ def unknown_arguments(*codes: str) -> list[str]:
     return found
 
 
-@each_text
-def test_extras_exist(path):
+def absent_from(check: Callable[[str, Path], Iterable[str]]) -> dict[str, list[str]]:
+    """Per text what `check` does not find, without texts of which it finds everything."""
+    found = {path.relative_to(ROOT).as_posix(): sorted(check(text_of(path), path)) for path in TEXTS}
+    return {path: names for path, names in found.items() if names}
+
+
+def test_names_of_modules_classes_and_functions_exist():
+    def absent(text, path):
+        named = {name for name in NAME.findall(text) if not name.endswith((".py", ".rst", ".md"))}
+        return [name for name in named if not is_there(name)]
+
+    assert absent_from(absent) == {}
+
+
+def test_arguments_in_code_exist():
+    def absent(text, path):
+        codes = [textwrap.dedent(code) for pattern in PYTHON for _, code in pattern.findall(text)]
+        return unknown_arguments(*(re.sub(r"^[%!].*$", "", code, flags=re.MULTILINE) for code in codes))
+
+    assert absent_from(absent) == {}
+
+
+def test_arguments_in_docstrings_exist():
+    documented = [getattr(ld, name) for name in ld.__all__ if callable(getattr(ld, name))]
+    codes = [code for value in documented for code in CODE_OF_DOCSTRING.findall(inspect.getdoc(value) or "")]
+    assert unknown_arguments(*codes) == []
+
+
+def test_extras_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = re.findall(r"(?:\.|PATH)\[([\w,]+)\]", text_of(path))
-    assert set(",".join(named).split(",")) - {""} <= set(project["optional-dependencies"])
+
+    def absent(text, path):
+        named = re.findall(r"(?:\.|PATH)\[([\w,]+)\]", text)
+        return set(",".join(named).split(",")) - {""} - set(project["optional-dependencies"])
+
+    assert absent_from(absent) == {}
 
 
-@each_text
-def test_files_exist(path):
-    text = text_of(path)
-    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text) if path.suffix == ".md" else []
-    assert [link for link in links if not (path.parent / link).exists()] == []
-    named = set(re.findall(rf"`((?:[\w.-]+/)+(?:{FILE})?|{FILE})`", text)) - WRITTEN_BY_THE_READER
-    absent = [name for name in named if not any((folder / name).exists() for folder in (ROOT, path.parent))]
+def test_files_exist():
     ends = [f"{file.as_posix()}/" for file in [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]]
-    assert [name for name in absent if not any(end.endswith(f"/{name.rstrip('/')}/") for end in ends)] == []
+
+    def absent(text, path):
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text) if path.suffix == ".md" else []
+        named = set(re.findall(rf"`((?:[\w.-]+/)+(?:{FILE})?|{FILE})`", text)) - WRITTEN_BY_THE_READER
+        not_here = [name for name in named if not any((folder / name).exists() for folder in (ROOT, path.parent))]
+        nowhere = [name for name in not_here if not any(end.endswith(f"/{name.rstrip('/')}/") for end in ends)]
+        return [link for link in links if not (path.parent / link).exists()] + nowhere
+
+    assert absent_from(absent) == {}
 
 
-@each_text
-def test_commands_run_files_and_modules_that_exist(path):
-    commands = set(re.findall(r"python[\d.]* (-m )?([\w./]+)", text_of(path)))
-    modules = [name for is_module, name in commands if is_module]
-    files = {name for is_module, name in commands if not is_module and name.endswith(".py")} - WRITTEN_BY_THE_READER
-    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
-    assert [name for name in files if not (ROOT / name).is_file()] == []
+def test_commands_run_files_and_modules_that_exist():
+    def absent(text, path):
+        commands = set(re.findall(r"python[\d.]* (-m )?([\w./]+)", text))
+        modules = [name for is_module, name in commands if is_module]
+        files = {name for is_module, name in commands if not is_module and name.endswith(".py")} - WRITTEN_BY_THE_READER
+        no_modules = [name for name in modules if importlib.util.find_spec(name) is None]
+        return no_modules + [name for name in files if not (ROOT / name).is_file()]
+
+    assert absent_from(absent) == {}
 
 
-@each_text
-def test_models_and_collections_of_longdoc_exist(path):
+def test_models_and_collections_of_longdoc_exist():
     with pytest.raises(ValueError, match="collection") as error:
         LongDocDatasetProvider().get_dataset("nothing")
     known = {*packaged_models(), ENCODER, *re.findall(r"longdoc:[\w-]+", str(error.value))}
-    assert set(re.findall(r"(?<![\w-])longdoc:[a-z][\w-]*\w", text_of(path))) <= known
+    assert absent_from(lambda text, path: set(re.findall(r"(?<![\w-])longdoc:[a-z][\w-]*\w", text)) - known) == {}

@@ -20,7 +20,7 @@ from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import described, percent
 from ..common.progress import work_bar
 from ..modelling.tokens import Span, tokenized
-from .judging import scores_by_row
+from .scoring import scores_by_row
 
 QUERY = "how do bees make honey"
 

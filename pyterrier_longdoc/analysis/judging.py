@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from hashlib import blake2b
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 
@@ -19,7 +17,6 @@ from ..common.files import full_name, import_extra
 from ..common.frames import (
     TextField,
     TruncationWarning,
-    as_strings,
     check_columns,
     field_names,
     integer_labels,
@@ -38,7 +35,6 @@ from ..modelling.excerpts import best_passages
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import SentenceWindows, Span
-from .estimators import Estimator
 
 UNJUDGED = -1
 """Grade of an unjudged chunk and label of an unjudged document; evaluation tools ignore negative labels."""
@@ -62,9 +58,6 @@ Answer with one line and nothing else, in the form
 grade: N"""
 
 GRADE_AGAIN = "That answer could not be read. Answer again with one line and nothing else: grade: N, with N from 0 to 3"
-
-BLOCK_DOCUMENTS = 64
-"""Documents whose chunks a reranker scores at a time: enough to fill batches, few enough for a smooth progress bar."""
 
 JUDGEMENT_COLUMNS: dict[str, Any] = {
     "label": "int64",
@@ -165,7 +158,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         ]
         grade, unreadable = read_reply(
             lambda reminder: self.client.ask(qid, [*messages, *reminder]),
-            lambda reply: parse_grade(reply.text),
+            parse_grade,
             request=GRADE_AGAIN,
             retries=self.retries,
         )
@@ -248,75 +241,6 @@ def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Spa
     """Split a text into disjoint chunks of whole sentences; return the token and the character span of each."""
     spans = SentenceWindows(max_tokens=max_tokens)(document) if len(document) else []
     return [(span, document.characters(span)) for span in spans]
-
-
-def judge_chunks(
-    judge: Any,
-    documents: Sequence[tuple[str, str, list[str]]],
-    estimator: Estimator,
-    on_done: Callable[[int], Any],
-) -> list[np.ndarray]:
-    """Judge the chunks of documents.
-
-    Language models and functions judge one chunk after the other and stop as soon as possible, because calls can cost
-    money. Rerankers score all chunks in batches.
-
-    Args:
-        judge: a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
-        documents: the qid, the query and the chunks of each.
-        estimator: decides when to stop.
-        on_done: is called with the number of finished documents.
-
-    Returns:
-        The `(J,)` numbers of the first J chunks of each document; NaN if a reply is unreadable.
-    """
-    if isinstance(judge, pt.Transformer) and not isinstance(judge, RelevanceJudge):
-        scores: list[np.ndarray] = []
-        for start in range(0, len(documents), BLOCK_DOCUMENTS):
-            block = documents[start : start + BLOCK_DOCUMENTS]
-            rows = [(qid, query, chunk) for qid, query, chunks in block for chunk in chunks]
-            frame = pd.DataFrame(rows, columns=["qid", "query", "text"])
-            block_scores = scores_by_row(judge, frame, f"judge={judge!r}") if rows else np.zeros(0)
-            scores += np.split(block_scores, np.cumsum([len(chunks) for _, _, chunks in block])[:-1])
-            on_done(len(block))
-        return scores
-
-    def number(qid: str, query: str, chunk: str) -> float:
-        if isinstance(judge, RelevanceJudge):
-            grade = judge.grade(query, chunk, qid=qid)
-            return float("nan") if grade == UNJUDGED else float(grade)
-        value = float(judge(query, chunk))
-        if np.isnan(value):
-            raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {query!r}")
-        return value
-
-    def numbers(document: tuple[str, str, list[str]], run_all: RunAll) -> np.ndarray:
-        qid, query, chunks = document
-        found: list[float] = []
-        for chunk in chunks:
-            found += run_all([partial(number, qid, query, chunk)])
-            if estimator.decides(found[-1]):
-                break
-        return np.array(found, dtype="float64")
-
-    concurrency = judge.concurrency if isinstance(judge, RelevanceJudge) else 1
-    return in_parallel(numbers, documents, concurrency, on_done=lambda document, found: on_done(1))
-
-
-def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Return a reranker's scores for rows with `qid`, `query` and the text, in their order."""
-    # Each row gets its own docno, by which its score is found in the result. It depends on the text, so that a cache of
-    # scores by docno does not confuse texts, and has 20 characters: Terrier's text scorer takes no longer docnos.
-    numbered = rows.reset_index(drop=True).itertuples(name=None)
-    docnos = pd.Index([blake2b(repr(row).encode(), digest_size=10).hexdigest() for row in numbered], dtype=object)
-    results = reranker(pt.model.add_ranks(rows.assign(docno=docnos, score=0.0)))
-    by_docno = results.set_axis(as_strings(results["docno"]), axis=0)["score"].astype("float64")
-    scores = np.full(len(rows), np.nan) if by_docno.index.has_duplicates else by_docno.reindex(docnos).to_numpy()
-    if not np.isfinite(scores).all():
-        raise ValueError(
-            f"{name} must return one finite score for each of {len(rows)} texts: remove cutoffs from the pipeline"
-        )
-    return scores
 
 
 def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> pd.Series:

@@ -7,14 +7,15 @@ into chunks and let a judge find the first relevant one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
-from ..common.arguments import check_arguments, check_type
+from ..common.arguments import check_arguments
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -25,14 +26,14 @@ from ..common.frames import (
     strings,
     texts_of,
 )
+from ..common.parallel import RunAll, in_parallel
 from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import percent
 from ..common.progress import work_bar
 from ..common.warnings import warn
-from ..modelling.tokens import TokenizedText, tokenized
+from ..modelling.tokens import Span, TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
-from .estimators import Estimator, JudgedDocument, best_chunk
-from .judging import chunks_of, judge_chunks
+from .judging import UNJUDGED, RelevanceJudge, chunks_of
 from .locating import PassageLocator
 
 CHUNK = 256
@@ -47,7 +48,6 @@ TokensOf = Callable[[str], TokenizedText | None]
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
 _CHUNK_COLUMNS = {"grade": "float64", **dict.fromkeys(["chunk", "chunks", "judged", "unjudged", "unread"], "Int64")}
-_ESTIMATORS = "an Estimator: best_chunk or first_above(threshold)"
 _INTEGERS = ("first_token", "end_token", "length", "start", "end")
 
 
@@ -69,11 +69,9 @@ class RelevantPositions:
             - for judged chunks: `grade` and index (`chunk`) of the relevant chunk; the number of `chunks`, of `judged`
               chunks and of chunks without a readable grade (`unjudged`) of the document; and `unread`, the number of
               tokens beyond `max_chunks`, where the relevant chunk could have been.
-        judged: the grades for each row; None for located passages.
     """
 
     frame: pd.DataFrame
-    judged: Sequence[JudgedDocument] | None = None
 
     def __repr__(self) -> str:
         return f"RelevantPositions({len(self.frame)} documents, {percent(self.unmatched)} unmatched)"
@@ -98,13 +96,6 @@ class RelevantPositions:
         if "unread" not in self.frame:
             return 0.0
         return float(self.frame["unread"].sum() / max(1, self.frame["length"].sum()))
-
-    def by(self, estimator: Estimator) -> RelevantPositions:
-        """Return the positions of another estimator for the same judgements, without calling the judge again."""
-        check_type(Estimator, _ESTIMATORS, estimator=estimator)
-        if self.judged is None:
-            raise ValueError("located passages have no grades: call relevant_positions with judge=")
-        return _estimate(self.frame[["qid", "docno", "label"]], self.judged, estimator)
 
     def summary(self, *, first: int = CHUNK_TOKENS) -> pd.Series:
         """Return statistics of the positions.
@@ -201,7 +192,6 @@ def relevant_positions(
     passages: pd.DataFrame | None = None,
     locator: PassageLocator | None = None,
     judge: Any = None,
-    estimator: Estimator = best_chunk,
     chunk_tokens: int = CHUNK,
     max_chunks: int | None = MAX_CHUNKS,
     tokenizer: Any = None,
@@ -214,8 +204,8 @@ def relevant_positions(
     """Find the position at which the relevant text of each relevant document begins.
 
     Pass either `passages`, the known relevant text, of which the first position counts, or a `judge`. In the second
-    case, documents are split into disjoint chunks of whole sentences, the judge grades the chunks, and the `estimator`
-    chooses one of them.
+    case, documents are split into disjoint chunks of whole sentences, which the judge grades up to the first relevant
+    one.
 
     Args:
         topics: `qid, query`; judgements for other queries are ignored. With `passages`, `query` is not needed.
@@ -226,12 +216,9 @@ def relevant_positions(
         passages: `qid, text`: the relevant passages of each query; or `qid, docno, start, end`: the characters of known
             passages, such as a collection's `gold`, which are not searched.
         locator: finds the passages; None uses the thresholds of Boytsov et al. 2022.
-        judge: a `RelevanceJudge`, of which the model, prompt, retries, concurrency and failure rule apply; a reranker;
-            or a function `(query, chunk) -> number`.
-        estimator: chooses a chunk by the grades. `best_chunk`, the default for every judge, needs no threshold and is
-            the least biased (`tests/benchmarks/README.md`). `first_above(0)` is the protocol of the paper for a
-            `RelevanceJudge`: every positive grade is relevant, and fewer chunks are judged. For rerankers,
-            `first_above` needs a calibrated threshold: with a low one, all positions are early.
+        judge: a `RelevanceJudge`, of which the model, prompt, retries, concurrency and failure rule apply; or a
+            function `(query, chunk) -> number`. The first chunk with a grade above 0 is relevant, as in the paper;
+            later chunks are not judged.
         chunk_tokens: the maximum number of tokens per chunk: 256 in the paper, 128 for BEIR.
         max_chunks: the maximum number of chunks to judge per document (36 in the paper, about 9,000 tokens); None for
             all.
@@ -255,7 +242,9 @@ def relevant_positions(
     """
     if (passages is None) == (judge is None):
         raise ValueError("relevant_positions needs either passages= (a frame with qid and text) or judge=")
-    check_type(Estimator, _ESTIMATORS, estimator=estimator)
+    is_function = callable(judge) and not isinstance(judge, pt.Transformer)
+    if not (judge is None or is_function or isinstance(judge, RelevanceJudge)):
+        raise ValueError(f"judge={judge!r} must be a RelevanceJudge, or a function (query, chunk) -> number")
     check_arguments("int | None", at_least=1, chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
@@ -269,16 +258,24 @@ def relevant_positions(
             rows = _locate_all(pairs, read, passages, locator or PassageLocator(), bar.update)
             return RelevantPositions(_frame(pairs, rows, _PASSAGE_COLUMNS))
         # Chunked before threads start, because they must not share a tokenizer.
-        documents: dict[str, JudgedDocument] = {}
-        jobs = []
-        for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
-            if docno not in documents:
-                documents[docno] = _chunk(read(docno), chunk_tokens, max_chunks)
-            chunks = documents[docno].chunks[: documents[docno].limit]
-            jobs.append((qid, query, [texts[docno][start:end] for _, (start, end) in chunks]))
-        numbers = judge_chunks(judge, jobs, estimator, bar.update)
-    judged = [replace(documents[docno], numbers=grades) for docno, grades in zip(pairs["docno"], numbers, strict=True)]
-    return _estimate(pairs, judged, estimator)
+        chunked: dict[str, tuple[int | None, list[tuple[Span, Span]]]] = {}
+        for docno in dict.fromkeys(pairs["docno"]):
+            document = read(docno)
+            chunked[docno] = (None, []) if document is None else (len(document), chunks_of(document, chunk_tokens))
+        jobs = [
+            (qid, query, [texts[docno][slice(*span)] for _, span in chunked[docno][1][:max_chunks]])
+            for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True)
+        ]
+        concurrency = judge.concurrency if isinstance(judge, RelevanceJudge) else 1
+        grades = in_parallel(partial(_grades, judge), jobs, concurrency, on_done=lambda *_: bar.update())
+    rows = [_judged_place(*chunked[docno], judged) for docno, judged in zip(pairs["docno"], grades, strict=True)]
+    positions = RelevantPositions(_frame(pairs, rows, _CHUNK_COLUMNS))
+    unread = positions.frame["unread"].fillna(0)
+    if unread.any():
+        tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
+        message = f"{tokens} in {(unread > 0).sum()} of {len(unread)} documents were not judged because of max_chunks"
+        warn(f"relevant_positions: {message} (see column unread); max_chunks=None judges all.", TruncationWarning)
+    return positions
 
 
 def _frame(pairs: pd.DataFrame, positions: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
@@ -351,25 +348,34 @@ def _locate(passages: pd.DataFrame, document: TokenizedText, locator: PassageLoc
     return {**asdict(match), "passage": row}
 
 
-def _chunk(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
-    """Return a document with its chunks, not yet judged."""
-    no_numbers = np.zeros(0)
-    if document is None:
-        return JudgedDocument(None, [], 0, no_numbers, NOT_THERE)
-    chunks = chunks_of(document, chunk_tokens)
-    return JudgedDocument(len(document), chunks, len(chunks[:max_chunks]), no_numbers, "" if chunks else EMPTY)
+def _grades(judge: Any, document: tuple[str, str, list[str]], run_all: RunAll) -> list[float]:
+    """Return the grades of the chunks of a document up to the first relevant one; NaN if a reply is unreadable."""
+    (qid, query, chunks), by_model = document, isinstance(judge, RelevanceJudge)
+    ask = partial(judge.grade, qid=qid) if by_model else judge
+    grades: list[float] = []
+    for chunk in chunks:
+        (grade,) = run_all([partial(ask, query, chunk)])
+        if np.isnan(grade):
+            raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {query!r}")
+        grades.append(np.nan if by_model and grade == UNJUDGED else float(grade))
+        if grades[-1] > 0:
+            break
+    return grades
 
 
-def _estimate(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
-    """Return the positions; warn about unread text."""
-    rows = [document.position(estimator) for document in judged]
-    positions = RelevantPositions(_frame(pairs, rows, _CHUNK_COLUMNS), judged)
-    unread = positions.frame["unread"].fillna(0)
-    if unread.any():
-        tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
-        message = f"{tokens} in {(unread > 0).sum()} of {len(unread)} documents were not judged because of max_chunks"
-        warn(f"relevant_positions: {message} (see column unread); max_chunks=None judges all.", TruncationWarning)
-    return positions
+def _judged_place(length: int | None, chunks: Sequence[tuple[Span, Span]], grades: Sequence[float]) -> dict[str, Any]:
+    """Return the place of the first relevant chunk of a document, or the reason why there is none."""
+    if not chunks:
+        return {"length": length, "reason": NOT_THERE if length is None else EMPTY}
+    (first_token, end_token), (start, end) = chunks[len(grades) - 1]
+    is_relevant, unjudged = grades[-1] > 0, int(np.isnan(grades).sum())
+    unread = 0 if is_relevant else chunks[-1][0][1] - end_token
+    row = {"length": length, "chunks": len(chunks), "judged": len(grades), "unjudged": unjudged, "unread": unread}
+    if not is_relevant:
+        reason = "no readable grade" if unjudged == len(grades) else "no relevant chunk"
+        return {**row, "reason": reason + (" among those judged" if unread else "")}
+    place = {"first_token": first_token, "end_token": end_token, "start": start, "end": end}
+    return {**row, **place, "chunk": len(grades) - 1, "grade": grades[-1]}
 
 
 def texts_of_corpus(

@@ -11,8 +11,8 @@ import pandas as pd
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
 from ..common.progress import work_bar
-from .judging import scores_by_row
 from .positions import texts_of_corpus
+from .scoring import scores_by_row
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -23,9 +23,6 @@ SHADES = {"score": "window_scores", "weight": "window_weights"}
 STRONGEST = 0.55
 """Opacity of the strongest shade: text keeps a contrast of at least 7 to 1 on white and on black pages."""
 
-PRINTED_CHARACTERS = 100
-"""Characters of the best window that are printed outside notebooks."""
-
 # It is unknown whether a notebook's page is light or dark. All colours are those of the page (currentColor,
 # transparent), except for one transparent blue.
 _STYLE = """
@@ -84,11 +81,6 @@ class _ShownDocument:
             is_place = any(a <= start and end <= b for a, b in self.places)
             yield _Part(start, end, windows, self.text[start:end], is_place)
 
-    def title(self) -> str:
-        """Return rank, docno, score and label."""
-        label = "" if self.label is None else f", label {self.label:g}"
-        return f"{self.rank}  {self.docno}  (score {self.score:.3f}{label})"
-
     def summary(self) -> str:
         """Return the best window, and the number of unread characters."""
         if not self.spans:
@@ -101,7 +93,9 @@ class _ShownDocument:
 
     def html(self, shades: Sequence[float], characters: int, *, is_open: bool) -> str:
         """Return a collapsible block of title, summary and text; `shades` are the opacities of the windows."""
-        title = f"<b>{escape(self.title())}</b> <span class='note'>{escape(self.summary())}</span>"
+        label = "" if self.label is None else f", label {self.label:g}"
+        title = f"{self.rank}  {self.docno}  (score {self.score:.3f}{label})"
+        title = f"<b>{escape(title)}</b> <span class='note'>{escape(self.summary())}</span>"
         body = f'<div class="text">{_collapsible(self.text, characters)}</div>'
         if self.spans:
             body = "".join(self._row(group, shades, characters) for group in self._groups())
@@ -158,7 +152,7 @@ class _ShownDocument:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShownRanking:
-    """A ranking, shown as HTML in notebooks and as text elsewhere; see `show`."""
+    """A ranking, shown as HTML in notebooks; see `show`."""
 
     qid: str
     query: str
@@ -168,15 +162,8 @@ class ShownRanking:
     characters: int
 
     def __repr__(self) -> str:
-        lines = [self._title()]
-        for document in self.documents:
-            lines += [document.title(), f"   {document.summary()}"]
-            if document.spans:
-                start, end = document.spans[document.best]
-                text = " ".join(document.text[start:end].split())
-                ellipsis = "…" if len(text) > PRINTED_CHARACTERS else ""
-                lines.append(f"   {text[:PRINTED_CHARACTERS]}{ellipsis}")
-        return "\n".join(lines + [self._rest_note()] * bool(self.rest))
+        number = counted(len(self.documents), "document", "documents")
+        return f"<{self._title()}; {number}, shown as HTML in notebooks; save(file) writes a page>"
 
     def save(self, file: str | Path) -> None:
         """Write the ranking as an HTML page."""
@@ -199,7 +186,9 @@ class ShownRanking:
             f"Shade: {scale}. Text in several windows has the strongest of their shades. Underlined, with a line in "
             f"the margin and ▶: the best window. Dotted: not read.{places}"
         )
-        note = f'<p class="note">{self._rest_note()}</p>' if self.rest else ""
+        rest = counted(self.rest, "more document is", "more documents are")
+        note = f"{rest} not shown: documents={len(self.documents) + self.rest} shows all"
+        note = f'<p class="note">{note}</p>' if self.rest else ""
         return (
             f'<div class="ld-show"><style>{_STYLE}</style><b>{escape(self._title())}</b>'
             f'<p class="note">{escape(legend)}</p>{"".join(blocks)}{note}</div>'
@@ -207,10 +196,6 @@ class ShownRanking:
 
     def _title(self) -> str:
         return f"query {self.qid!r}: {self.query}"
-
-    def _rest_note(self) -> str:
-        rest = counted(self.rest, "more document is", "more documents are")
-        return f"{rest} not shown: documents={len(self.documents) + self.rest} shows all"
 
 
 def show(
@@ -239,7 +224,7 @@ def show(
         characters: the maximum number of characters to show per part; a click shows the rest.
 
     Returns:
-        An object that is shown as HTML (without scripts) in notebooks and printed as text elsewhere.
+        An object that notebooks show as HTML, without scripts; elsewhere, its `save(file)` writes a page.
 
     Raises:
         ValueError: if a column is missing, the results have several queries, or the windows belong to another text.

@@ -340,10 +340,7 @@ EXPLANATION = (
 OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
 
-OF_A_SCORE = (
-    *("score", "rank", *EXPLANATION),
-    "probability",  # of Calibrated
-)
+OF_A_SCORE = ("score", "rank", *EXPLANATION)
 """The columns that belong to a score; new scores replace or remove them, and those with the prefix."""
 
 
@@ -454,18 +451,6 @@ def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
         found = f"the column 'label' holds {labels[large[0]]:g} in row {large[0]}"
         raise ValueError(f"{owner}: {found}, but measures take grades of at most {LARGEST_LABEL:,}: scale the labels")
     return labels.astype(np.int64)
-
-
-def relevance_of(results: pd.DataFrame, qrels: pd.DataFrame, *, judged_only: bool) -> np.ndarray:
-    """Return `(R,)`: 1.0 for rows with a label above 0, 0.0 for others, and NaN if the query has no label at all.
-
-    Documents without a label are 0.0, as in `fit`, or NaN with `judged_only`.
-    """
-    check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    labels = dict(zip(keys_of(qrels), (labels_of(qrels, "qrels") > 0).astype(float), strict=True))
-    found = np.array([labels.get(key, np.nan) for key in keys_of(results)], dtype="float64")
-    judged = as_strings(results["qid"]).isin(as_strings(qrels["qid"])).to_numpy()
-    return found if judged_only else np.where(judged, np.nan_to_num(found), np.nan)
 
 
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:

@@ -24,7 +24,7 @@ _HOLDERS = re.compile(r"headers$|^extraquery$")
 
 
 class BackendError(RuntimeError):
-    """A model gave no usable reply: wrong key, bad request, outage, time-out or no log-probabilities."""
+    """A model gave no usable reply: wrong key, bad request, outage or time-out."""
 
 
 class ContextOverflowError(BackendError):

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_arguments
 from ..common.citations import Cited
-from ..common.files import full_name
+from ..common.files import claim, full_name, full_path, write_jsonl, write_lines
 from ..common.frames import as_strings
 from ..common.language import token_counter
 from ..common.progress import work_bar
@@ -186,6 +188,34 @@ class PositionedCollection(Cited, pt.datasets.Dataset):
         """Return a sized iterator of ``{"docno": ..., "text": ..., ...}`` for indexing."""
         bar = pt.tqdm(self.corpus, desc=f"{self.name} documents", disable=not verbose)
         return pt.utils.GeneratorLen(map(dict, bar), len(self.documents))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the collection in the layout of ``pt.get_dataset("longdoc:folder:PATH")``, one document at a time.
+
+        Args:
+            folder: a new or an empty folder, or one of an earlier call, which is replaced.
+
+        Raises:
+            ValueError: if a qid or docno has white space, or a qid is in several variants, which the layout cannot
+                express.
+        """
+        topics, qrels = self.topics, self.qrels
+        variants = [(qid, variant) for variant, qids in self.splits.items() for qid in qids]
+        for name in chain(topics["qid"], qrels["qid"], qrels["docno"], self.documents):
+            if len(name.split()) != 1:
+                raise ValueError(f"qids and docnos must not be empty or have white space, but {name!r} is or has")
+        if len(dict(variants)) < len(variants):
+            raise ValueError("a qid is in several variants: save the variants in separate folders")
+        folder = Path(full_path(folder))
+        claim(folder)
+        write_jsonl(folder / "docs.jsonl", self.corpus)
+        rows = ((qid, " ".join(query.split())) for qid, query in topics.itertuples(index=False))
+        write_lines(folder / "topics.tsv", map("\t".join, rows))
+        lines = (f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False))
+        write_lines(folder / "qrels.txt", lines)
+        names = ("qid", "docno", "start", "end")
+        write_jsonl(folder / "spans.jsonl", (dict(zip(names, row, strict=False)) for row in self.gold_rows()))
+        write_lines(folder / "splits.tsv", map("\t".join, variants))
 
     def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> TextLoader:
         """Return a transformer that adds the document texts to a frame with a ``docno`` column.

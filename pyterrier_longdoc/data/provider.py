@@ -14,7 +14,7 @@ from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant
 from .folder import FolderDataset
 from .gold import read_squad
-from .published import read_longembed, read_mldr
+from .published import read_longembed
 
 LONGEST_PASSAGE = 256
 """Maximum number of tokens (`count_tokens`) of a docstring used as a passage in the docstrings collections."""
@@ -62,7 +62,6 @@ _BY_PATH: dict[str, Callable[[str], pt.datasets.Dataset]] = {
     "squad": read_squad,
     "far-relevant": read_far_relevant,
     "longembed": read_longembed,
-    "mldr": read_mldr,
 }
 
 
@@ -74,7 +73,7 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
 
         Args:
             name: one of `list_dataset_names`, read on first use; ``folder:PATH`` for your own collection; or
-                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH`` or ``mldr:PATH`` for published files.
+                ``squad:PATH``, ``far-relevant:PATH`` or ``longembed:PATH`` for published files.
         """
         if name in _BY_NAME:
             return _BY_NAME[name]()

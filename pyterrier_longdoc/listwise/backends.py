@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import accumulate
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +21,7 @@ from ..common.servers import (
     redact,
     without_secrets,
 )
-from .parsing import ends_reasoning, final_answer, find_verdict
+from .parsing import final_answer
 from .prompts import Message
 
 # One lock for all local models, because a lock per model could not be pickled.
@@ -40,24 +38,17 @@ class Reply:
         text: the generated text.
         input_tokens: the number of tokens of the prompt; None if the backend does not report it.
         output_tokens: the number of generated tokens, including reasoning; None if the backend does not report it.
-        logprobs: natural log-probabilities of the most likely first tokens, by text; None unless `first_token` was
-            called and the backend returns them.
         problem: why there is no answer in the reply and another call would not help, and the cure; None otherwise.
     """
 
     text: str
     input_tokens: int | None = None
     output_tokens: int | None = None
-    logprobs: Mapping[str, float] | None = None
     problem: str | None = None
 
 
 class Backend(Protocol):
     """A connection to one model.
-
-    A backend with log-probabilities also has `first_token(messages, words, top_logprobs) -> Reply`, which returns
-    `logprobs` for each of `words`, or for the `top_logprobs` most likely tokens of the server; and, for models that
-    reason first, `verdict` with the same arguments, for the token of the verdict after the reasoning.
 
     Attributes:
         model: the name of the model.
@@ -65,9 +56,9 @@ class Backend(Protocol):
     """
 
     @property
-    def model(self) -> str: ...  # noqa: D102
+    def model(self) -> str: ...
     @property
-    def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def settings(self) -> Mapping[str, Any]: ...
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Send a conversation; raise BackendError if there is no reply. Must be thread-safe."""
@@ -77,8 +68,8 @@ class CallableBackend:
     """A backend from any function of messages.
 
     Args:
-        function: takes the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs`
-            for `first_token`. Exceptions end the run, except for `ContextOverflowError`, which shortens the documents.
+        function: takes the list of `{"role", "content"}` messages and returns a string or a `Reply`. Exceptions end the
+            run, except for `ContextOverflowError`, which shortens the documents.
         name: the name of the function in the replay cache; change it when the function changes. Default: the module and
             name of the function.
     """
@@ -103,14 +94,6 @@ class CallableBackend:
         if not isinstance(reply, str | Reply):
             raise TypeError(f"{self.model} returned {type(reply).__name__}: it must return a string or a Reply")
         return Reply(reply) if isinstance(reply, str) else reply
-
-    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Call the function, which must return a `Reply` with `logprobs`."""
-        return self(messages)
-
-    def verdict(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Call the function; `logprobs` of its reply are those of the verdict."""
-        return self(messages)
 
 
 @dataclass(eq=False, repr=False)
@@ -166,26 +149,10 @@ class OpenAIBackend:
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Send a conversation; raise BackendError with the server's address and message if there is no reply."""
-        return self._ask(messages, self.parameters)
-
-    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Request one token with the log-probabilities of the most likely ones; the server limits their number."""
-        # OpenAI's newer models only accept one name, most other servers the other.
-        newer = "max_completion_tokens"
-        bound = newer if newer in self.parameters else "max_tokens"
-        return self._ask(messages, {**self.parameters, bound: 1, "logprobs": True, "top_logprobs": top_logprobs})
-
-    def verdict(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Request a whole reply, with the log-probabilities at the token of its verdict, one of `words`."""
-        return self._ask(messages, {**self.parameters, "logprobs": True, "top_logprobs": top_logprobs}, words)
-
-    def _ask(
-        self, messages: Sequence[Message], parameters: Mapping[str, Any], verdicts: Sequence[str] | None = None
-    ) -> Reply:
         openai, client = import_extra("openai", "llm", "this needs openai"), self.client
         try:
             client = client or self._connect(openai)
-            return self._request(client, messages, parameters, verdicts)
+            return self._request(client, messages)
         except openai.OpenAIError as error:
             response: Any = getattr(error, "response", None)
             message = str(error.__cause__ or error) if response is None else error_text(response)
@@ -211,51 +178,35 @@ class OpenAIBackend:
             self._connection = openai.OpenAI(base_url=self.base_url, api_key=key, **options)
         return self._connection
 
-    def _request(
-        self,
-        client: Any,
-        messages: Sequence[Message],
-        parameters: Mapping[str, Any],
-        verdicts: Sequence[str] | None,
-    ) -> Reply:
+    def _request(self, client: Any, messages: Sequence[Message]) -> Reply:
         completions = client.chat.completions.with_raw_response
         for attempt in range(self.max_retries + 1):
             time.sleep(attempt / 2)
-            raw = completions.create(model=self.model, messages=list(messages), **parameters)
+            raw = completions.create(model=self.model, messages=list(messages), **self.parameters)
             try:
-                return _reply_of(raw.parse(), verdicts)
+                return _reply_of(raw.parse())
             except (AttributeError, LookupError, TypeError, ValueError):
                 message = f"invalid reply from {without_secrets(client.base_url)}: {error_text(raw.http_response)}"
         raise BackendError(redact(f"{self.model}: {message}", client.api_key))
 
 
-def _reply_of(answer: Any, verdicts: Sequence[str] | None) -> Reply:
-    """Return the reply in a response of OpenAI's API, with log-probabilities at its first token, or at a verdict."""
+def _reply_of(answer: Any) -> Reply:
+    """Return the reply in a response of OpenAI's API."""
     choice, usage = answer.choices[0], answer.usage
     text = choice.message.content or getattr(choice.message, "refusal", None) or ""
     check_type(str, "a text", content=text)
-    positions = getattr(getattr(choice, "logprobs", None), "content", None) or []
-    tokens, place, logprobs = [each.token for each in positions], 0, None
-    verdict = None if verdicts is None else find_verdict("".join(tokens), verdicts)
-    if verdict is not None:
-        place = bisect_right(list(accumulate(map(len, tokens))), verdict[1])
-    if positions and (verdicts is None or verdict is not None):
-        # Of several tokens with the same text, the first and most likely one counts.
-        logprobs = {each.token: float(each.logprob) for each in reversed(positions[place].top_logprobs)}
-    requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-    is_one_token = logprobs is not None and verdicts is None
-    has_answer = final_answer(text).strip() if verdicts is None else ends_reasoning(text)
     problem = None
-    if choice.finish_reason == "length" and not has_answer and not is_one_token:
-        problem = OUT_OF_TOKENS.format("max_tokens")
-    elif not final_answer(text).strip() and not is_one_token:
-        if any(getattr(choice.message, name, None) for name in ("tool_calls", "function_call")):
+    if not final_answer(text).strip():
+        if choice.finish_reason == "length":
+            problem = OUT_OF_TOKENS.format("max_tokens")
+        elif any(getattr(choice.message, name, None) for name in ("tool_calls", "function_call")):
             problem = "it only calls tools or functions: remove them from parameters="
         elif choice.finish_reason == "content_filter":
             problem = "the server's content filter removed it: change the filter or the model"
         elif any(getattr(choice.message, name, None) for name in ("reasoning_content", "reasoning")):
             problem = "it only has reasoning and no content: change the server's reasoning parser"
-    return Reply(text, requested, answered, logprobs, problem)
+    requested, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    return Reply(text, requested, answered, problem)
 
 
 @dataclass(eq=False, repr=False)
@@ -285,13 +236,12 @@ class HuggingFaceBackend:
         self.model = str(full_name(self.model))
         self._loaded: tuple[Any, Any] | None = None
         self._files: str | None = None  # digest of a folder on first use
-        self._ids: dict[str, list[int]] = {}  # ids of all tokens, by text without surrounding white space
 
     def __repr__(self) -> str:
         return f"HuggingFaceBackend({Path(self.model).name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None, "_ids": {}}
+        return {**self.__dict__, "_loaded": None}
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -301,75 +251,25 @@ class HuggingFaceBackend:
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Generate a reply; raise ContextOverflowError if it exceeds the positions of the model."""
-        return self._generate(messages)[0]
-
-    def verdict(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Generate a reply, with the exact log-probabilities of these words at the token of its verdict."""
         import torch
 
-        reply, prompt, answer = self._generate(messages, words)
         with _GENERATING, torch.inference_mode():
             model, tokenizer = self._load()
-            verdict = find_verdict(reply.text, words)
-            if reply.problem or verdict is None:
-                return reply
-            ends = range(1, len(answer) + 1)
-            place = bisect_right(
-                ends, verdict[1], key=lambda end: len(tokenizer.decode(answer[:end], skip_special_tokens=True))
-            )
-            read = {"input_ids": torch.cat([prompt, answer[:place]])[None]}
-            values = self._logprobs(model, tokenizer, read, words)[1]
-            return replace(reply, logprobs=values if len(values) == len(words) else None)
-
-    def _generate(self, messages: Sequence[Message], verdicts: Sequence[str] | None = None) -> tuple[Reply, Any, Any]:
-        """Return a reply, and the ids of the prompt and of the reply."""
-        import torch
-
-        with _GENERATING, torch.inference_mode():
-            limit = self.parameters.get("max_new_tokens")
-            model, tokenizer, inputs, length = self._prepare(messages, limit or 1)
+            inputs = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            ).to(model.device)
+            length, limit = inputs["input_ids"].shape[1], self.parameters.get("max_new_tokens")
+            positions = getattr(model.config, "max_position_embeddings", None)
+            if positions is not None and length + (limit or 1) > positions:
+                raise ContextOverflowError(
+                    f"{self!r}: prompt and answer have {length + (limit or 1)} tokens, but the model allows {positions}"
+                )
             defaults = {"pad_token_id": tokenizer.eos_token_id, "tokenizer": tokenizer}  # the latter for `stop_strings`
-            prompt, answer = model.generate(**inputs, **{**defaults, **self.parameters})[0].tensor_split([length])
+            answer = model.generate(**inputs, **{**defaults, **self.parameters})[0, length:]
             text = tokenizer.decode(answer, skip_special_tokens=True)
-            has_answer = final_answer(text).strip() if verdicts is None else ends_reasoning(text)
-            problem = OUT_OF_TOKENS.format("max_new_tokens") if len(answer) == limit and not has_answer else None
-            return Reply(text, length, len(answer), problem=problem), prompt, answer
-
-    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return the exact log-probabilities of the words, in one forward pass.
-
-        The probability of a word is the sum over all tokens that only differ from it in white space, such as `Yes` and
-        SentencePiece's `▁Yes`. A word of several tokens has none.
-        """
-        import torch
-
-        with _GENERATING, torch.inference_mode():
-            model, tokenizer, inputs, length = self._prepare(messages, 1)
-            likeliest, values = self._logprobs(model, tokenizer, inputs, words)
-            return Reply(tokenizer.decode(likeliest), length, 1, logprobs=values)
-
-    def _logprobs(self, model: Any, tokenizer: Any, inputs: Any, words: Sequence[str]) -> tuple[Any, dict[str, float]]:
-        """Return the likeliest next token, and the log-probabilities of words of one token."""
-        logprobs = model(**inputs, logits_to_keep=1).logits[0, -1].float().log_softmax(-1)
-        if not self._ids:
-            for i in range(min(len(tokenizer), len(logprobs))):
-                self._ids.setdefault(tokenizer.decode([i]).strip(), []).append(i)
-        found = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
-        return logprobs.argmax(), found
-
-    def _prepare(self, messages: Sequence[Message], answer: int) -> tuple[Any, Any, Any, int]:
-        """Return model and tokenizer, and a conversation as input with its number of tokens."""
-        model, tokenizer = self._load()
-        inputs = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(model.device)
-        length = inputs["input_ids"].shape[1]
-        positions = getattr(model.config, "max_position_embeddings", None)
-        if positions is not None and length + answer > positions:
-            raise ContextOverflowError(
-                f"{self!r}: prompt and answer have {length + answer} tokens, but the model allows {positions}"
-            )
-        return model, tokenizer, inputs, length
+            is_cut = len(answer) == limit and not final_answer(text).strip()
+            problem = OUT_OF_TOKENS.format("max_new_tokens") if is_cut else None
+            return Reply(text, length, len(answer), problem)
 
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..common.arguments import check_type
-from ..common.servers import BackendError, ContextOverflowError
+from ..common.servers import ContextOverflowError
 from ..common.store import Store
 from .backends import Backend, CallableBackend, Reply
 from .prompt_budget import Tokens
@@ -20,13 +20,7 @@ from .prompts import Message
 REPEATED_CHARACTERS = 2000
 """Maximum number of characters of an unreadable reply that are repeated in the reminder."""
 
-LOGPROBS_FROM = (
-    "use OpenAIBackend (OpenAI's chat models without reasoning, vLLM, SGLang, llama.cpp) or HuggingFaceBackend"
-)
-"""Advice in errors about missing log-probabilities."""
-
 Parsed = TypeVar("Parsed")
-
 
 # One lock for all clients, because a lock per client could not be pickled.
 _COUNTING = threading.Lock()
@@ -76,42 +70,7 @@ class LLMClient:
 
     def ask(self, qid: str, messages: Sequence[Message]) -> Reply:
         """Return the reply of the cache or else the model, and count it; the qid is for errors."""
-        return self._reply(qid, messages, self.backend, {})
-
-    def first_token(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return a reply, like `ask`, with log-probabilities of its first token.
-
-        They are for each of `words`, or for the `top_logprobs` most likely tokens of the server.
-        """
-        backend: Any = self.backend
-
-        def send(messages: Sequence[Message]) -> Reply:
-            reply: Reply = backend.first_token(messages, words, top_logprobs)
-            if not reply.logprobs:
-                raise BackendError(
-                    f"the model {backend.model!r} or its server did not return log-probabilities: {LOGPROBS_FROM}"
-                )
-            return reply
-
-        return self._reply(qid, messages, send, {"top_logprobs": top_logprobs, "words": list(words)})
-
-    def verdict(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return a reply, like `ask`, with log-probabilities at the token of its verdict, if the backend has them."""
-        backend: Any = self.backend
-        if not hasattr(backend, "verdict"):
-            return self.ask(qid, messages)
-        settings = {"top_logprobs": top_logprobs, "verdict": list(words)}
-        return self._reply(qid, messages, lambda sent: backend.verdict(sent, words, top_logprobs), settings)
-
-    def _reply(
-        self,
-        qid: str,
-        messages: Sequence[Message],
-        send: Callable[[Sequence[Message]], Reply],
-        settings: dict[str, Any],
-    ) -> Reply:
-        """Return the reply to these messages with these settings, from the cache or else from `send`."""
-        identity = [self.backend.model, {**self.backend.settings, **settings}, list(messages)]
+        identity = [self.backend.model, dict(self.backend.settings), list(messages)]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         found = {} if self.cache is None else self.cache.get_many([key])
         if found:
@@ -120,7 +79,7 @@ class LLMClient:
             return Reply(**found[key])
         if self.replay_only:
             raise NotInCacheError(f"query {qid!r}: no reply of {self.backend!r} to this prompt in {self.cache}")
-        reply = send(messages)
+        reply = self.backend(messages)
         # Models can generate lone surrogates, which servers refuse in the reminder that repeats the reply.
         reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
         tokens = Tokens()
@@ -148,7 +107,7 @@ class AsksLLM:
 
 
 def read_reply(
-    ask: Callable[[list[Message]], Reply], parse: Callable[[Reply], Parsed | None], *, request: str, retries: int
+    ask: Callable[[list[Message]], Reply], parse: Callable[[str], Parsed | None], *, request: str, retries: int
 ) -> tuple[Parsed | None, list[Reply]]:
     """Return a parsed reply (None if none is readable) and the unreadable replies before it.
 
@@ -162,7 +121,7 @@ def read_reply(
             if not reminder:
                 raise
             break  # no room for a reminder
-        if (parsed := parse(reply)) is not None:
+        if (parsed := parse(reply.text)) is not None:
             return parsed, unreadable
         unreadable.append(reply)
         # Some servers refuse empty messages and messages that end in white space.

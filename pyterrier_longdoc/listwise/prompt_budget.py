@@ -14,7 +14,7 @@ from ..common.language import token_counter
 from ..common.servers import ContextOverflowError
 from ..modelling.excerpts import MARK, ChosenPassages
 from .backends import Reply
-from .prompts import Message, Prompt
+from .prompts import Message
 
 CHARACTERS_PER_TOKEN = 4
 """Used without a tokenizer: OpenAI's rule of thumb for English. Other scripts have fewer characters per token."""
@@ -78,17 +78,15 @@ class Excerpt(NamedTuple):
 class PromptBudget(Tokens):
     """Builds the prompts of a run with truncated documents, and records the excerpts in them.
 
-    The tokenizer and the limits are those of `settings`, an `LLMReranker`. `passages` maps a query and a text to its
-    selected passages; None uses the beginning of documents.
+    The prompt, the tokenizer and the limits are those of `settings`, a `RankGPT`. `passages` maps a query and a text to
+    its selected passages; None uses the beginning of documents.
     """
 
-    def __init__(
-        self, settings: Any, prompt: Prompt, passages: Mapping[tuple[str, str], ChosenPassages] | None
-    ) -> None:
+    def __init__(self, settings: Any, passages: Mapping[tuple[str, str], ChosenPassages] | None) -> None:
         super().__init__(settings.tokenizer)
         self.max_doc_len, self.max_prompt_tokens = settings.max_doc_len, settings.max_prompt_tokens
         self.chosen_by = f"preselect={settings.preselect!r}"
-        self.prompt, self.passages = prompt, passages
+        self.prompt, self.passages = settings.prompt, passages
         self._length: dict[str, int] = {}
         self._server_room: dict[tuple[str, ...], int] = {}  # by query and texts
         self._shortest: dict[tuple[str, str], Excerpt] = {}
@@ -142,8 +140,8 @@ class PromptBudget(Tokens):
         while True:
             if limit is not None and room is not None and room < n:  # with a reminder, the reply counts as a failure
                 raise (ContextOverflowError if reminder else ValueError)(
-                    f"max_prompt_tokens={limit} leaves no room for {n} document{'s' * (n > 1)} next to the query and "
-                    f"the instructions: raise it" + ", or use a schedule= with smaller prompts" * (n > 1)
+                    f"max_prompt_tokens={limit} leaves no room for {n} documents next to the query and the "
+                    f"instructions: raise it, or use a schedule= with smaller prompts"
                 )
             excerpts = self._shorten(query, texts, room, room_by)
             messages = self.prompt(query, [excerpt.text for excerpt in excerpts])

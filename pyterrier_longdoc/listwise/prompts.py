@@ -49,8 +49,6 @@ class ListwisePrompt(ReprMixin):
         document: the text of one document; must contain `{number}` and `{text}`.
         noted: the model's answer to a document (chat form only); can contain `{number}`.
         closing: the text after the documents; can contain `{query}` and `{n}`.
-        identifiers: `{number}` stands for `"numbers"` from 1, or for `"letters"` A to Z for `FirstToken`, with at most
-            26 documents in a prompt.
 
     Example:
         >>> prompt = ListwisePrompt("single", system="", opening="{query}?", closing="Order all {n}.")
@@ -71,7 +69,6 @@ class ListwisePrompt(ReprMixin):
         "Query: {query}\n\nThose were all {n} documents. Put them in order, the most relevant to the query first. "
         "Answer with the numbers of all {n} documents and nothing else, written like this: [2] > [1]"
     )
-    identifiers: str = argument("numbers", choices=("numbers", "letters"))
 
     def __post_init__(self) -> None:
         validate(self)
@@ -84,8 +81,7 @@ class ListwisePrompt(ReprMixin):
     def __call__(self, query: str, texts: Sequence[str]) -> list[Message]:
         """Return the messages that request an order of `texts`; both arguments are cleaned first."""
         n = len(texts)
-        numbers = string.ascii_uppercase[:n] if self.identifiers == "letters" else map(str, range(1, n + 1))
-        pairs = list(zip(numbers, map(clean, texts), strict=True))
+        pairs = list(enumerate(map(clean, texts), start=1))
         fields = {"query": clean(query), "n": n}
         opening, closing = self.opening.format(**fields), self.closing.format(**fields)
         documents = [self.document.format(number=number, text=text) for number, text in pairs]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ..common.parallel import RunAll
-from .answer_forms import ANSWER_AGAIN
 from .client import describe_failure, read_reply
-from .parsing import UnreadableReplyError
+from .parsing import UnreadableReplyError, parse_ranking
 from .prompt_budget import PromptBudget
-from .schedules.base import Answer, PromptGroup
+from .schedules import Answer, PromptGroup
+
+ANSWER_AGAIN = (
+    "That answer could not be read. Answer again with the numbers of all {n} documents, the most relevant first, and "
+    "nothing else, written like this: [2] > [1]"
+)
 
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
 """Counts for the ranking of a query, documented in `RankGPT`."""
@@ -52,14 +55,14 @@ class QueryRanking:
             try:
                 groups = next(schedule)
                 while True:
-                    groups = schedule.send(self._answers(groups, partial(self._order, budget), run_all))
+                    groups = schedule.send(self._answers(groups, budget, run_all))
             except StopIteration as end:
                 order = self._checked(end.value)
         # Documents left out by the schedule follow the others.
         order = [*order, *sorted(set(range(n)) - set(order))]
         self.order = [document for document in order if document not in self.sunk]
 
-    def _answers(self, groups: list[PromptGroup], order_of: Callable[..., Any], run_all: RunAll) -> list[Answer]:
+    def _answers(self, groups: list[PromptGroup], budget: PromptBudget, run_all: RunAll) -> list[Answer]:
         """Return the orders of the groups of a round; sunk documents are in no prompt and come last."""
         live_groups, prompts = list[PromptGroup](), list[list[PromptGroup]]()
         for group in groups:
@@ -73,7 +76,7 @@ class QueryRanking:
         of_round = [prompt for of_group in prompts for prompt in of_group]
         if of_round:
             self.counts.update(prompts=len(of_round), rounds=1)
-        outcomes = iter(run_all([partial(order_of, prompt) for prompt in of_round]))
+        outcomes = iter(run_all([partial(self._order, budget, prompt) for prompt in of_round]))
         answers: list[Answer] = []
         for group, live, of_group in zip(groups, live_groups, prompts, strict=True):
             replies = [next(outcomes) for _ in of_group]
@@ -94,24 +97,16 @@ class QueryRanking:
 
     def _order(self, budget: PromptBudget, group: PromptGroup) -> tuple[Answer, Counter[str]]:
         """Ask for an order of a group; return None if no reply is readable."""
-        settings, prompt = self.settings, budget.prompt
-        limit = settings.answer.max_documents(prompt)
-        if limit is not None and len(group) > limit:
-            raise ValueError(
-                f"schedule={settings.schedule!r} has prompts of {len(group)} documents, but {settings.answer!r} orders "
-                f"at most {limit}: use smaller prompts, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
-                f"top_logprobs="
-            )
-        send = partial(settings.answer.ask, settings.client, str(self.qid), prompt=prompt)
+        settings, texts = self.settings, [self.texts[document] for document in group]
         parsed, unreadable = read_reply(
-            partial(budget.ask, send, self.query, [self.texts[document] for document in group]),
-            lambda reply: settings.answer.parse(reply, len(group), prompt),
+            partial(budget.ask, partial(settings.client.ask, str(self.qid)), self.query, texts),
+            partial(parse_ranking, n=len(group)),
             request=ANSWER_AGAIN.format(n=len(group)),
             retries=settings.retries,
         )
         counts = Counter(refusals=len(unreadable), retries=len(unreadable) - (parsed is None))
         if parsed is not None:
-            missing = 0 if settings.schedule.best_only or len(group) == 2 else parsed.missing
+            missing = 0 if len(group) == 2 else parsed.missing
             counts.update(missing=missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
             return [group[position] for position in parsed.order], counts
         numbers = ", ".join(str(document + 1) for document in group)

@@ -8,28 +8,45 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
-from ..common.arguments import argument, check_type
+from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.citations import papers_of
-from ..common.frames import first_stage_order, strings, with_scores
+from ..common.coverage import Coverage
+from ..common.files import full_name
+from ..common.frames import (
+    TextField,
+    field_names,
+    first_stage_order,
+    is_blank,
+    strings,
+    texts_of,
+    validated,
+    with_scores,
+)
+from ..common.key import description
 from ..common.parallel import in_parallel
+from ..common.presentation import NotebookMixin, changes
 from ..common.progress import work_bar
-from ..common.warnings import warn
-from .answer_forms import AnswerForm, Permutation
-from .llm_reranker import LLMReranker
+from ..common.warnings import warn, warn_of_coverage, warn_of_inputs
+from ..modelling.excerpts import best_passages
+from ..modelling.preselection import WindowSelector, check_preselection
+from ..modelling.windows import SentenceWindows, Windows
+from .client import AsksLLM
 from .parsing import IncompleteReplyWarning
-from .prompts import Prompt
+from .prompt_budget import PromptBudget
+from .prompts import ListwisePrompt, Prompt
 from .ranker import COUNTS, QueryRanking
 from .schedules import BackToFront, Schedule
 
 
 @dataclass(eq=False, repr=False)
-class RankGPT(LLMReranker):
+class RankGPT(AsksLLM, NotebookMixin, pt.Transformer):
     """Zero-shot listwise reranking by a language model, which orders groups of documents selected by a schedule.
 
-    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; the other schedules are from later papers,
-    see `pyterrier_longdoc.listwise.schedules`. It reads 512 tokens of each document, the FirstP variant of Boytsov et
-    al. 2025; with `max_doc_len=None` all of it, their LongP variant. Prompt and parser are this package's.
+    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`. It reads 512 tokens of each document, the
+    FirstP variant of Boytsov et al. 2025; with `max_doc_len=None` all of it, their LongP variant. Prompt and parser are
+    this package's.
 
     The input has `qid, query, docno` and the text column(s). The initial order of a query is by descending `score`,
     ascending `rank`, and order of the rows. Rows, columns and index stay the same, with new `score` (n for the best of
@@ -40,7 +57,7 @@ class RankGPT(LLMReranker):
         llm: an `LLMClient` (with a cache and counts of tokens), a backend (`OpenAIBackend`, `HuggingFaceBackend`) or a
             function from a list of `{"role", "content"}` messages to a string.
         schedule: selects the documents of each prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
-            another one of `pyterrier_longdoc.listwise.schedules`, or your own.
+            `TopDown()` as in Parry et al. 2024, or your own `Schedule`; all in `pyterrier_longdoc.listwise`.
         top_k: the number of documents to rerank per query; the others keep their order below. None for all.
         preselect: selects at most `k` passages of a document for each query instead of its beginning: `FirstK`,
             `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. They are in document order, with `[...]` for
@@ -53,9 +70,7 @@ class RankGPT(LLMReranker):
             limit; if the server refuses a prompt as too long, its documents are shortened by a quarter at a time.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, or a function of a text; None counts four
             characters as one token.
-        answer: `Permutation()`, where the model writes an order, or `FirstToken()`, which orders documents by the
-            probabilities of their letters as the first token, for models with log-probabilities.
-        prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None uses that of `answer`.
+        prompt: a `ListwisePrompt`, or a function from a query and texts to messages.
         on_failure: what to do if a prompt has no readable reply after all retries: `"raise"`; `"keep"` to ignore the
             prompt (each schedule documents the resulting order); or `"last"` to rank its documents last with score 0
             and leave them out of other prompts.
@@ -73,8 +88,7 @@ class RankGPT(LLMReranker):
     Attributes:
         coverage: how much of the documents was in the prompts of the last `transform`; None before.
         counts: one row per query of the last `transform`, with `qid`; `llm_prompts`; `llm_rounds`, which depend on each
-            other; `llm_missing` documents left out of replies, which keep their order below the others (none where
-            the schedule needs only the best);
+            other; `llm_missing` documents left out of replies, which keep their order below the others;
             `llm_duplicates`, repeated documents; `llm_unknown` ids; `llm_refusals`, replies without a readable ranking;
             `llm_retries`, calls after those; and `llm_failed` prompts without a readable reply. None before.
 
@@ -84,24 +98,50 @@ class RankGPT(LLMReranker):
 
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
+    llm: Any = argument(role="checkpoint")
     _: KW_ONLY
     schedule: Schedule = argument(BackToFront(), role="head")
     top_k: int | None = argument(100, role="head", at_least=1)
-    answer: AnswerForm = argument(Permutation(), role="head")
-    prompt: Prompt | None = argument(None, role="input")
+    preselect: WindowSelector | None = argument(None, role="windows")
+    windows: Windows = argument(SentenceWindows(max_tokens=63), role="windows")
+    max_doc_len: int | None = argument(512, role="windows", at_least=1)
+    max_prompt_tokens: int | None = argument(None, role="windows", at_least=1)
+    tokenizer: Any = argument(None, role="input")
+    prompt: Prompt = argument(ListwisePrompt(), role="input")
     on_failure: str = argument("raise", role="head", choices=("raise", "keep", "last"))
     retries: int = argument(2, role="head", at_least=0)
     shuffles: int = argument(0, role="head", at_least=0)
     seed: int = argument(42, role="head")
+    concurrency: int = argument(1, role="computing", at_least=1)
+    text_field: TextField = argument("text", role="input")
+    text_loader: Any = argument(None, role="call")
+    verbose: bool = argument(False, role="call")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.coverage: Coverage | None = None
         self.counts: pd.DataFrame | None = None
+        self.warned: set[str] = set()
+        self._check()
+
+    def __repr__(self) -> str:
+        parts = [repr(self.client.backend)]
+        parts += changes(self, hidden=("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def cited(self) -> list[str]:
-        """Return the papers of the schedule, the answer form, the passage selector and the shuffles."""
+        """Return the papers of the passage selector, the schedule and the shuffles."""
         shuffled = ["tang-2024-found"] if self.shuffles else []
-        return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
+        return [*super().cited(), *papers_of(self.preselect, self.schedule), *shuffled]
+
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON description that identifies this transformer: name and settings of the model, arguments."""
+        backend, values = self.client.backend, arguments_of(self, "head", "windows", "input")
+        return {
+            "model": backend.model,
+            "settings": dict(backend.settings),
+            "backend": description(backend if hasattr(backend, "describe") else type(backend)),
+            "arguments": {name: description(value) for name, value in values.items()},
+        }
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with new `score` and `rank`, without columns that belong to earlier scores.
@@ -111,12 +151,15 @@ class RankGPT(LLMReranker):
             UnreadableReplyError: for a reply without a ranking, if `on_failure` is `"raise"`.
             BackendError: if the model gives no reply. Replies so far stay in the cache.
         """
-        texts = self._texts(inp)
-        if not texts:
+        columns = validated(inp, self.text_field, self.text_loader, self)
+        self._check()
+        if not len(inp):
             return with_scores(inp, [])
+        texts = texts_of(inp, columns, self.text_loader)
+        warn_of_inputs(self, inp, texts)
         rankings = self._rankings(inp, texts)
         most = {ranking.qid: self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1) for ranking in rankings}
-        budget = self._budget(self._prompt, ((each.query, text) for each in rankings for text in each.texts))
+        budget = self._budget(rankings)
         with work_bar(type(self).__name__, "prompt", sum(most.values()), shown=self.verbose) as bar:
             in_parallel(
                 lambda ranking, run_all: ranking.rank(budget, run_all),
@@ -133,12 +176,19 @@ class RankGPT(LLMReranker):
         rows = [[ranking.qid, *(ranking.counts[name] for name in COUNTS)] for ranking in rankings]
         self.counts = pd.DataFrame(rows, columns=["qid", *(f"llm_{name}" for name in COUNTS)])
         self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
-        self._note_coverage(budget, inp, texts)
+        self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
+        coverage.add_rows(inp, map(is_blank, texts))
+        warn_of_coverage(self, coverage)
         return with_scores(inp, scores)
 
-    @property
-    def _prompt(self) -> Prompt:
-        return self.answer.prompt if self.prompt is None else self.prompt
+    def _budget(self, rankings: list[QueryRanking]) -> PromptBudget:
+        """Return the budget that builds the prompts of a run; passages are selected before threads start."""
+        passages = None
+        if self.preselect is not None:
+            pairs = list(dict.fromkeys((ranking.query, text) for ranking in rankings for text in ranking.texts))
+            with work_bar(type(self).__name__, "document", len(pairs), shown=self.verbose) as bar:
+                passages = best_passages(self.preselect, self.windows, pairs, on_pairs=bar.update)
+        return PromptBudget(self, passages)
 
     def _rankings(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryRanking]:
         """Return the documents to rank for each query, in the order of the first stage: score, rank, row."""
@@ -159,11 +209,15 @@ class RankGPT(LLMReranker):
         return rankings
 
     def _check(self) -> None:
-        super()._check()
+        """Raise ValueError for invalid arguments; the model is not called."""
+        _ = self.client  # checks `llm`
+        validate(self)
+        self.tokenizer = full_name(self.tokenizer)
+        field_names(self.text_field)
+        check_type(Windows, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
+        check_preselection(self.preselect, self.windows)
         check_type(Schedule, "a schedule, e.g. BackToFront(20, 10)", schedule=self.schedule)
-        check_type(AnswerForm, "Permutation() or FirstToken()", answer=self.answer)
-        check_type(Callable | None, "a ListwisePrompt, or a function of a query and texts", prompt=self.prompt)
-        self.answer.check(self.client, self._prompt)
+        check_type(Callable, "a ListwisePrompt, or a function of a query and texts", prompt=self.prompt)
 
     def _warn_of_failures(self, counts: pd.DataFrame, failure: str) -> None:
         total, problems = counts.drop(columns="qid").sum(), []

@@ -21,13 +21,12 @@ from .backbones.architectures import layer_stack
 from .backbones.load import Backbone, build_backbone
 from .heads.base import WarmStart
 from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
-from .quantized import QuantizedRuntime
 from .readers import Reader, reader_of
 from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime, refusal
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
 """The default limit on the tokens of a pass. The states of a small pass fit into a CPU's caches, whereas only large
-passes keep a GPU busy (`tests/benchmarks/README.md`)."""
+passes keep a GPU busy."""
 
 EXACT_RUN = 4
 """On a CPU, at least this many windows of equal length form passes without padding, because attention is faster without
@@ -54,7 +53,6 @@ class WindowEncoder(nn.Module):
 
     Attributes:
         runtime: computes the backbone in inference.
-        quantized: the runtime of an int8 backbone; None if the backbone is not quantized.
         settings: set by `use`.
         reader: turns a query and a text into inputs; set by `use`.
     """
@@ -87,7 +85,6 @@ class WindowEncoder(nn.Module):
         self.hidden_size = backbone.hidden_size
         self.state_size = backbone.state_size
         self.origin = backbone
-        self.quantized: QuantizedRuntime | None = None
         self.runtime: Any = TorchRuntime()
 
     def make_reader(self, settings: Settings) -> Reader:
@@ -102,8 +99,6 @@ class WindowEncoder(nn.Module):
     @property
     def computed_in(self) -> tuple[str | None, str | None]:
         """The precision and the runtime of the backbone; None if there is none."""
-        if self.quantized is not None:
-            return self.quantized.precision, self.runtime.name
         return str(self.settings.dtype).removeprefix("torch."), self.runtime.name
 
     def use(self, settings: Settings, needs: str) -> None:
@@ -116,9 +111,7 @@ class WindowEncoder(nn.Module):
                 f"{self.state_size} features into vectors of {self.hidden_size}"
             )
         name = choose_runtime(settings.runtime, self, needs, settings.device, settings.dtype)
-        if self.quantized is not None:
-            self.runtime = self.quantized
-        elif name != self.runtime.name:
+        if name != self.runtime.name:
             self.runtime = self.make_runtime(name)
         reader = self.make_reader(settings)
         has_template = self.origin.template is not None or self.origin.prompt
@@ -157,8 +150,7 @@ class WindowEncoder(nn.Module):
 
     def describe_weights(self, model: Any) -> dict[str, Any]:
         """Return a fingerprint of the model's weights, JSON-able."""
-        int8 = {} if self.quantized is None else {"int8": self.quantized.digest}
-        return {"fingerprint": model.fingerprint(), "encoder": model.backbone.describe(), **int8}
+        return {"fingerprint": model.fingerprint(), "encoder": model.backbone.describe()}
 
     def reads_like(self, other: Any) -> bool:
         """Return whether it reads inputs like another encoder whose weights it copies, so that scores make sense."""

@@ -116,7 +116,6 @@ class ExternalEncoder(nn.Module):
     supports_openvino = False
     computed_in = None, None
     head_dtype = torch.float64  # so that the score of a document with one window is the scorer's
-    quantized = None
     rules = InputRules()
 
     settings: Settings

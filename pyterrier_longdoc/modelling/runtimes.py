@@ -64,10 +64,6 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
         ValueError: if the given runtime cannot compute the encoder.
     """
     why = obstacle(encoder, needs)
-    if not why and encoder.quantized is not None:
-        if runtime == "torch" or device.type != "cpu" or dtype != torch.float32:
-            raise ValueError("a quantized model computes in int8 with OpenVINO: omit runtime=, device= and dtype=")
-        return "openvino"
     if runtime == "openvino" and why:
         raise refusal(why)
     if runtime is not None or why:
@@ -163,18 +159,14 @@ class OpenVinoRuntime:
             # Runs score in inference mode, after `begin` has compared contents at their start.
             if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
                 self._forms.clear()
-            inputs = with_mask(inputs)
+            # In a fixed order with an attention mask, so that one export serves all passes.
+            inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
             names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
             key = names, dtype, besides_weights(backbone)
             if key not in self._forms:
                 self._forms[key] = _exported(backbone, names, dtype)
             form, self.why = self._forms[key]
         return form(inputs)
-
-
-def with_mask(inputs: BackboneInputs) -> BackboneInputs:
-    """Return inputs in a fixed order with an attention mask, so that one export serves all passes."""
-    return {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
 
 
 def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> tuple[Form, str]:

@@ -22,8 +22,6 @@ from .devices import float32_by_default
 from .heads import build_head
 from .inputs import Settings
 from .model import Model
-from .quantized import FILES as QUANTIZED_FILES
-from .quantized import QuantizedRuntime
 from .weights import fingerprint
 
 FORMAT_VERSION = 1
@@ -83,7 +81,6 @@ def save_model(folder: Path, model: Model, *, cls: type, parameters: dict[str, A
             "ready": model.origin != "random",
         },
         "weights": fingerprint(tensors),
-        **({} if model.encoder.quantized is None else {"quantized": model.encoder.quantized.save(folder)}),
     }
     texts = {
         CONFIG_FILE: pretty(config),
@@ -121,7 +118,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     """Return the folder and the config.json of a model: local, packaged or on the hub."""
     folder = model_folder(name)
     if not folder.is_dir():
-        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *QUANTIZED_FILES]
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         except (LocalEntryNotFoundError, HFValidationError) as error:
@@ -153,10 +150,7 @@ def load_model(
     head_options = {**head_spec[1], **config["head"]["built_from"]}
     head = build_head(head_spec[0], backbone.hidden_size, channels=backbone.channels, **head_options)
     arguments = {"backbone": backbone, "head_spec": head_spec, "weight_arguments": weight_arguments}
-    module = encoder(backbone)
-    if "quantized" in config:
-        module.quantized = QuantizedRuntime.load(folder, config["quantized"])
-    model = Model(module, tokenizer, head, settings, **arguments)
+    model = Model(encoder(backbone), tokenizer, head, settings, **arguments)
     model.load_state_dict(read_tensors(folder / WEIGHTS_FILE, config), strict=True)
     return model.eval()
 

@@ -41,8 +41,7 @@ class Evidence(NotebookMixin, pt.Transformer):
     Args:
         tokens: the token budget for all texts of a query, including `[...]` and titles. 2,000 are about three pages.
         document_weight: windows are ranked by their `window_scores` plus this weight times the `score` of their
-            document. 0 ignores document scores; a large value uses up one document after another. 1 was best or nearly
-            best on the dev questions of two collections (`tests/benchmarks/bench_handed_on.py`).
+            document. 0 ignores document scores; a large value uses up one document after another.
         at_least: before anything else is added, give each document (by rank) its best windows until it has this many
             tokens. A warning is issued if documents have fewer.
         at_most: the maximum number of tokens of a document; None for no limit.

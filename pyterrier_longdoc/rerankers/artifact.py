@@ -9,10 +9,8 @@ import huggingface_hub
 import pandas as pd
 import pyterrier as pt
 
-from ..common.key import description, own_models
-from .calibrated import Calibrated
+from ..common.key import description
 from .cross_encoder import CrossEncoder
-from .saved import CALIBRATION
 
 
 class LongDocArtifact(pt.Artifact, pt.Transformer):
@@ -30,19 +28,18 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self._reranker: CrossEncoder | Calibrated | None = None
+        self._reranker: CrossEncoder | None = None
 
     def __repr__(self) -> str:
         return f"LongDocArtifact({str(self.path)!r})"
 
-    def reranker(self, **parameters: Any) -> CrossEncoder | Calibrated:
-        """Return the model, or its `Calibrated`, with changed arguments (see `CrossEncoder.load`)."""
-        cls = Calibrated if (Path(str(self.path)) / CALIBRATION).is_file() else CrossEncoder
-        return cls.load(str(self.path), **parameters)
+    def reranker(self, **parameters: Any) -> CrossEncoder:
+        """Return the model with changed arguments (see `CrossEncoder.load`)."""
+        return CrossEncoder.load(str(self.path), **parameters)
 
     def describe(self) -> dict[str, Any]:
-        """Return the descriptions of the model in the folder, and of its calibration if there is one."""
-        return {"saved": [description(model) for model in own_models(self._loaded())]}
+        """Return the description of the model in the folder."""
+        return {"saved": [description(self._loaded())]}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Rerank with the model's saved arguments."""
@@ -55,7 +52,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         card: str | None = super()._hf_readme(repo=repo, branch=branch, **options)
         return card
 
-    def _loaded(self) -> CrossEncoder | Calibrated:
+    def _loaded(self) -> CrossEncoder:
         if self._reranker is None:
             self._reranker = self.reranker()
         return self._reranker

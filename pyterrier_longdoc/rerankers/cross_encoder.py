@@ -5,7 +5,6 @@ import copy
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +15,9 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Instructed, Question, Text, check_columns, digest_of_query, strings, validated
+from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
 from ..common.packaged import ENCODER, packaged_models
-from ..common.warnings import as_one_call, warn, warn_of_coverage, warn_once
+from ..common.warnings import warn, warn_once
 from ..modelling.backbones.load import Backbone, load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, ExternalScorer
@@ -26,13 +25,11 @@ from ..modelling.heads import registered_heads
 from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
-from ..modelling.quantized import draw_windows, quantize
 from ..modelling.saved import ARTIFACT_FILE, ITS_NAME
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
     ContinuedTrainingWarning,
-    LeftOutWarning,
     TrainedOn,
     TrainingArgs,
     evaluate,
@@ -41,7 +38,7 @@ from ..training import (
     train,
     training_settings,
 )
-from ..training.processes import is_first_process
+from ..training.examples import noted
 from ..training.queries import check_validation
 from ..training.recipe import papers_of_recipe
 from . import saved
@@ -118,8 +115,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             return text
         if model.source:
             text = saved.load_call(self, model)
-        if model.encoder.quantized is not None:
-            return f"{text[:-1]}, int8 {model.encoder.quantized.digest[:8]})"
         if model.is_trained and not model.source:
             origin = "trained" if model.origin == "fit" else "started"
             return f"{text[:-1]}, {origin} {model.fingerprint()[:8]})"
@@ -242,10 +237,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         model.use(settings)
         return model
 
-    def _refuse_quantized(self, what: str) -> None:
-        if self._model is not None and self._model.encoder.quantized is not None:
-            raise ValueError(f"{self!r} is quantized and cannot be {what}: use the model from which it was quantized")
-
     @property
     def is_trained(self) -> bool:
         """Whether the weights come from `fit`, `load` or `start_from`, and none are random."""
@@ -315,7 +306,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         out. If the model then scores queries that it was trained on, it warns once with a `SeenQueriesWarning`.
         """
         self.require_weights("trained")
-        self._refuse_quantized("trained")
         recipe = self.recipe
         validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
@@ -324,36 +314,20 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self._model is not None and self._model.origin == "fit" and recipe.checkpoint is None:
             problem = f"this {type(self).__name__} is already trained: fit continues from its weights"
             warn(f"{problem}; to start over, create a new one", ContinuedTrainingWarning)
-        summary = replace(data.trained_on, validated=validated_on)
-        name, reports = type(self).__name__, self.verbose and is_first_process()
-        if reports:
-            pt.tqdm.write(f"{name}: {summary}")
-        elif not self.verbose and (summary.used < summary.queries or summary.not_found):
-            warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
         model, settings = self.model, None
-        queries = model.trained_queries.union(digest_of_query(group.query) for group in data.groups)
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
-        try:
-            with as_one_call(), model.counting(recipe.dtype) as coverage:
-                train(
-                    model,
-                    data,
-                    recipe,
-                    validate=validate,
-                    on_step=partial(model.mark_trained, recipe.as_dict(), queries),
-                    history=model.history,
-                    settings=settings,
-                    verbose=self.verbose,
-                )
-        finally:
-            earlier = 0 if model.trained_on is None else model.trained_on.longest_input
-            model.trained_on = replace(summary, longest_input=max(earlier, coverage.longest_input))
-            coverage.add_rows(*data.draws())
-            self.coverage = coverage  # not that of the last validation
-            warn_of_coverage(self, coverage, " in fit")
-        if coverage.pairs and reports:
-            pt.tqdm.write(f"{name}: trained on {coverage}")
+        with noted(self, data, validated_on) as mark:
+            train(
+                model,
+                data,
+                recipe,
+                validate=validate,
+                on_step=mark,
+                history=model.history,
+                settings=settings,
+                verbose=self.verbose,
+            )
         return self
 
     def _validation(
@@ -395,36 +369,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
                 reranker.require_weights("started from another model, and no other model can start from it")
-        self._refuse_quantized("started from another model")
         start_from(self.model, other.model, self.seed)
         return self
-
-    def quantize(self, candidates: pd.DataFrame, *, windows: int = 200) -> "CrossEncoder":
-        """Return a copy that computes its backbone in int8 with OpenVINO, for CPUs with int8 instructions.
-
-        The quantization is calibrated once, on windows of these candidates; equal calls give equal scores. Other sizes
-        of batches may change single scores by rounding, those of the packaged MaxP by up to .01 (.3 % of their standard
-        deviation). Scores differ from those in float32 in the second digit. `coverage.dtype` is `"int8"`. The copy can
-        be saved but not trained. It computes the backbone as it was: later changes of weights and hooks raise an error,
-        those of other attributes of modules, such as `LayerNorm.eps`, have no effect.
-
-        Args:
-            candidates: as for `transform`.
-            windows: the number of calibration windows, drawn with the model's seed.
-
-        Raises:
-            ValueError: if OpenVINO cannot compute the model, if there are too few windows, or if int8 changes their
-                ranking too much.
-            ImportError: if NNCF is not installed.
-        """
-        self.require_weights("quantized")
-        validated(candidates, self.text_field, self.text_loader, self)
-        clone = self.apply_attributes(device="cpu", dtype=None, runtime=None)
-        queries, texts = self.queries(candidates), self.documents(candidates)
-        drawn = draw_windows(clone.model, queries, texts, windows, int(self.seed))
-        quantize(clone.model, *drawn, verbose=self.verbose)
-        clone._is_set_up = False  # set it up again: its precision has changed
-        return clone
 
     @property
     def trained_on(self) -> TrainedOn | None:
@@ -472,7 +418,8 @@ class CrossEncoder(Reranker, pt.Estimator):
                 contains another model or other files.
             TypeError: for a `PairScorer`, which has no weights.
         """
-        saved.save(self, folder, overwrite=overwrite)
+        saved.write(self, Path(full_path(folder)), overwrite=overwrite)
+        saved.note_source(self, self.model, str(folder))
 
     def export(self, folder: str | Path) -> None:
         """Export a standard checkpoint: a classifier with one label, whose logit is the score of a query and a passage.

@@ -159,8 +159,6 @@ def _obstacle(reranker: Any) -> str:
         return f"its backbone ({family.name}) is not a plain classifier of transformers"
     if isinstance(step, RepresentationSteps):
         return "its checkpoint consists of modules of sentence-transformers"
-    if model.encoder.quantized is not None:
-        return "it is quantized; export the model that it was made from"
     # Then `final(tanh(dense(x)))` of the first token's state x can express a layer on x.
     if step is None and not (backbone.pooling == "cls" and family.head.activation == "tanh"):
         return f"the classification head of {family.name} is not a layer on the state with pooling={backbone.pooling!r}"

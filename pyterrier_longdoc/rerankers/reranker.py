@@ -285,8 +285,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         """Score every row.
 
         Args:
-            inp: `qid, query, docno` and the text columns; other columns are kept, except those of an earlier
-                score: explanations, `probability` and the report of `RankGPT`.
+            inp: `qid, query, docno` and the text columns; other columns are kept, except explanations of
+                an earlier score.
 
         Returns:
             A new frame with the same rows, order, index and columns, and with `score` and `rank`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
-from ..common.files import full_path, replacing_files, undamaged
+from ..common.files import replacing_files, undamaged
 from ..common.presentation import HIDDEN
 from ..common.registry import look_up
 from ..common.warnings import warn
@@ -18,7 +18,6 @@ from ..modelling.layout import InputLayout
 from ..modelling.model import Model
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import preselection_from_config
-from ..modelling.quantized import FILES as QUANTIZED_FILES
 from ..modelling.saved import (
     CONFIG_FILE,
     SAVE_AGAIN,
@@ -35,10 +34,7 @@ from ..training import TrainedOn, TrainingArgs
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 """Arguments that `windows=` replaces."""
 
-CALIBRATION = "calibration.json"
-"""Beside the model whose scores it turns into probabilities."""
-
-OF_AN_EARLIER_MODEL = (PRESELECT_FOLDER, CALIBRATION, TRAINING_FILE, *QUANTIZED_FILES)
+OF_AN_EARLIER_MODEL = (PRESELECT_FOLDER, TRAINING_FILE)
 """What a save removes, because not every model has it."""
 
 
@@ -86,7 +82,7 @@ def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def write(reranker: Any, folder: Path, *, calibration: str | None = None, overwrite: bool = True) -> None:
+def write(reranker: Any, folder: Path, *, overwrite: bool = True) -> None:
     """Write a reranker into a folder, which is created if it does not exist.
 
     All is written before anything of an earlier model is replaced, so that this one survives a full disk. A kill while
@@ -109,15 +105,7 @@ def write(reranker: Any, folder: Path, *, calibration: str | None = None, overwr
     with replacing_files(folder, last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
         if reranker.preselect is not None:
             parameters["preselect"] = reranker.preselect.to_config(new)
-        if calibration is not None:
-            (new / CALIBRATION).write_text(calibration, encoding="utf-8")
         save_model(new, model, cls=type(reranker), parameters=parameters)
-
-
-def save(reranker: Any, folder: str | Path, *, overwrite: bool, calibration: str | None = None) -> None:
-    """Write a reranker into a folder, and remember that its weights are there."""
-    write(reranker, Path(full_path(folder)), calibration=calibration, overwrite=overwrite)
-    note_source(reranker, reranker.model, str(folder))
 
 
 def note_source(reranker: Any, model: Model, name: str, revision: str | None = None) -> None:

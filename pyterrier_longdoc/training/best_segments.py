@@ -17,11 +17,11 @@ from torch import nn
 
 from ..common.arguments import argument, changed, check_arguments, validate
 from ..common.citations import Cited, papers_of
-from ..common.frames import check_columns, digest_of_query, keys_of, strings
+from ..common.frames import check_columns, keys_of, strings
 from ..common.language import sentence_starts
 from ..common.progress import work_bar
 from ..modelling.tokens import Span
-from .examples import Example, TrainingSet, add_judged, make_groups
+from .examples import Example, add_judged, noted, prepare
 from .history import evaluate
 from .loop import train
 from .losses import LOSSES
@@ -127,7 +127,7 @@ def fit_on_best_segments(
             checkpoint folder has another training.
     """
     check_arguments("int", at_least=1, iterations=iterations, patience=patience)
-    check_validation(topics_or_res_va, qrels_va)
+    validated = check_validation(topics_or_res_va, qrels_va)
     ranker, selector = make(), make()
     if selector is ranker:
         raise ValueError("make must create a new model in each call, but it returned the same one twice")
@@ -149,7 +149,7 @@ def fit_on_best_segments(
             folder = None if recipe.checkpoint is None else Path(recipe.checkpoint) / f"iteration-{iteration}"
             ranker.training, old_entries = replace(recipe, checkpoint=folder), len(ranker.history)
             if iteration == 1:
-                _fit_jointly(selector, ranker, candidates, qrels_tr, *validation)
+                _fit_jointly(selector, ranker, candidates, qrels_tr, *validation, validated)
             else:
                 ranker.fit(candidates.with_segments(selections[-1]), qrels_tr, *validation)
             selections.append(candidates.select(ranker))
@@ -209,12 +209,13 @@ def _fit_jointly(
     qrels: pd.DataFrame,
     validation_run: pd.DataFrame,
     validation_qrels: pd.DataFrame,
+    validated: int,
 ) -> None:
     """Train both models of the first iteration: the selector on all segments, the ranker on the selected ones."""
     recipe, model = ranker.recipe, ranker.model
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
-    groups, settings = make_groups(candidates.frame, qrels, recipe, ranker.queries), {}
-    queries = model.trained_queries.union(digest_of_query(group.query) for group in groups)
+    columns, settings = {"text_field": ranker.text_field, "text_loader": ranker.text_loader}, {}
+    data = prepare(candidates.frame, qrels, recipe, texts=ranker.documents, queries=ranker.queries, **columns)
     if recipe.checkpoint is not None:
         settings = {**training_settings(ranker, validation_run, validation_qrels), "segments": candidates.segments}
 
@@ -222,18 +223,18 @@ def _fit_jointly(
         with changed(ranker, runtime="torch", _validating=True):  # as `fit` validates
             return evaluate(ranker.transform(validation_run), validation_qrels, recipe.metric)
 
-    train(
-        nn.ModuleDict({"selector": selector.model, "ranker": model}),
-        # Row indices instead of texts; the objective looks up the segments.
-        TrainingSet(groups, candidates.frame, lambda rows: list(map(str, rows.index))),
-        replace(recipe, learning_rates={**rates, "": 0.0}),
-        validate=validate,
-        on_step=partial(model.mark_trained, recipe.as_dict(), queries),
-        history=model.history,
-        objective=partial(_joint_loss, candidates=candidates),
-        settings=settings,
-        verbose=ranker.verbose,
-    )
+    with noted(ranker, data, validated) as mark:
+        train(
+            nn.ModuleDict({"selector": selector.model, "ranker": model}),
+            data,
+            replace(recipe, learning_rates={**rates, "": 0.0}),
+            validate=validate,
+            on_step=mark,
+            history=model.history,
+            objective=partial(_joint_loss, candidates=candidates),
+            settings=settings,
+            verbose=ranker.verbose,
+        )
 
 
 def _joint_loss(
@@ -244,7 +245,7 @@ def _joint_loss(
     losses = []
     ranker_queries, ranker_texts = [], []
     for example in examples:
-        documents = [[texts[row][a:b] for a, b in spans[row]] for row in map(int, map(str, example.texts))]
+        documents = [[texts[row][a:b] for a, b in spans[row]] for row in example.rows]
         flat = [segment for document in documents for segment in document]
         queries, lengths = [example.query] * len(flat), [len(document) for document in documents]
         scores = joint["selector"](queries, flat).float().split(lengths)

@@ -6,8 +6,10 @@ Shapes: R rows of a run, C candidates of a query.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -24,6 +26,7 @@ from ..common.frames import (
     as_strings,
     check_columns,
     check_text,
+    digest_of_query,
     field_names,
     is_blank,
     labels_of,
@@ -31,7 +34,8 @@ from ..common.frames import (
     strings,
     with_text,
 )
-from ..common.warnings import warn
+from ..common.warnings import as_one_call, warn, warn_of_coverage
+from .processes import is_first_process
 from .queries import LeftOutWarning, TrainedOn, labels_and_counts, nothing_to_learn
 from .recipe import TrainingArgs, seed_of
 
@@ -67,13 +71,14 @@ class QueryGroup:
 
 @dataclass(frozen=True)
 class Example:
-    """The candidates of a query for one loss; labels and targets are as in `QueryGroup`."""
+    """The candidates of a query for one loss; labels, targets and rows are as in `QueryGroup`."""
 
     qid: str
     query: Question
     texts: tuple[Text, ...]
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
+    rows: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +107,33 @@ class TrainingSet:
     def draws(self) -> tuple[pd.DataFrame, Sequence[bool]]:
         """Return the candidates whose texts have been read, and whether each has no text."""
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
+
+
+@contextmanager
+def noted(reranker: Any, data: TrainingSet, validated: int) -> Iterator[Callable[[], None]]:
+    """Report a training of a reranker, and leave on it what was trained on and how much of the texts was read.
+
+    Yields what `train` calls after each step, which marks the weights as trained. `validated` is the number of
+    validation queries.
+    """
+    model, name, summary = reranker.model, type(reranker).__name__, replace(data.trained_on, validated=validated)
+    reports = reranker.verbose and is_first_process()
+    if reports:
+        pt.tqdm.write(f"{name}: {summary}")
+    elif not reranker.verbose and (summary.used < summary.queries or summary.not_found):
+        warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
+    queries = frozenset({digest_of_query(group.query) for group in data.groups})
+    try:
+        with as_one_call(), model.counting(reranker.recipe.dtype) as coverage:
+            yield partial(model.mark_trained, reranker.recipe.as_dict(), queries)
+    finally:
+        earlier = 0 if model.trained_on is None else model.trained_on.longest_input
+        model.trained_on = replace(summary, longest_input=max(earlier, coverage.longest_input))
+        coverage.add_rows(*data.draws())
+        reranker.coverage = coverage  # not that of the last validation
+        warn_of_coverage(reranker, coverage, " in fit")
+    if coverage.pairs and reports:
+        pt.tqdm.write(f"{name}: trained on {coverage}")
 
 
 def query_strings(frame: pd.DataFrame) -> list[str]:
@@ -372,8 +404,9 @@ def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, 
                     texts[place] = replace(text, text=args.augment(text.text, rng))
                 else:
                     texts[place] = args.augment(text, rng)
+        labels, rows_of_pick = tuple(group.labels[indices].tolist()), tuple(pick_rows.tolist())
         targets = None if group.targets is None else tuple(group.targets[indices].tolist())
-        examples.append(Example(group.qid, group.query, tuple(texts), tuple(group.labels[indices].tolist()), targets))
+        examples.append(Example(group.qid, group.query, tuple(texts), labels, targets, rows_of_pick))
     return examples
 
 

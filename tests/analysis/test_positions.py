@@ -8,7 +8,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.analysis import RelevantPositions, best_chunk, first_above
+from pyterrier_longdoc.analysis import RelevantPositions
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
@@ -150,7 +150,7 @@ def test_a_judge_is_asked_until_the_first_relevant_chunk():
         asked.append((query, chunk))
         return says_wet(query, chunk)
 
-    frame = judged([DRY + WET + DRY + WET, DRY * 3, "", WET], judge, estimator=first_above(0)).frame
+    frame = judged([DRY + WET + DRY + WET, DRY * 3, "", WET], judge).frame
     assert asked[:2] == [("wet cats", DRY.strip()), ("wet cats", WET.strip())]
     assert len(asked) == 2 + 3 + 1
     assert frame["reason"].tolist() == ["", "no relevant chunk", "document empty", ""]
@@ -169,55 +169,15 @@ def test_a_document_of_several_queries_is_judged_for_each():
     assert frame["reason"].tolist() == ["", "", "document not in corpus"]
 
 
-def wetness(query: str, chunk: str) -> float:
-    return chunk.count("wet") - 3.5
-
-
-def test_the_best_chunk_is_the_default_estimator():
-    wetter = "Cats are wet, wet, wet. "
-    documents = [DRY + WET + DRY + wetter + WET, wetter + DRY, DRY * 3, DRY, ""]
-    frame = judged(documents, wetness).frame
-    assert frame["chunk"].fillna(-1).tolist() == [3, 0, -1, 0, -1]
-    assert frame["judged"].fillna(-1).tolist() == [5, 2, 3, 1, -1]
-    assert frame["reason"].tolist() == ["", "", "no chunk better than the others", "", "document empty"]
-    assert frame["grade"][:2].tolist() == [-0.5, -0.5]
-    assert judged(documents, wet_words()).frame["chunk"].equals(frame["chunk"])
-
-
-def test_another_estimator_uses_the_same_judgements():
-    calls = []
-    documents = [DRY + WET + DRY + "Cats are wet, wet, wet. ", DRY * 3, ""]
-    found = judged(documents, lambda query, chunk: calls.append(chunk) or wetness(query, chunk))
-    asked = len(calls)
-    expected = {first_above(-3): [1, -1, -1], first_above(-1): [3, -1, -1], best_chunk: [3, -1, -1]}
-    for estimator, chunks in expected.items():
-        again = found.by(estimator)
-        assert again.frame["chunk"].fillna(-1).tolist() == chunks
-        direct = judged(documents, wetness, estimator=estimator).frame
-        pd.testing.assert_frame_equal(again.frame.drop(columns="judged"), direct.drop(columns="judged"))
-    assert len(calls) == asked
-    pd.testing.assert_frame_equal(found.by(best_chunk).frame, found.frame)
-
-
-def test_an_estimator_that_needs_more_judgements_is_refused():
-    found = judged([DRY + WET + WET, DRY], says_wet, estimator=first_above(0))
-    assert found.by(first_above(0.5)).frame["chunk"].fillna(-1).tolist() == [1, -1]
-    for estimator in (best_chunk, first_above(1)):
-        with pytest.raises(ValueError, match="estimator="):
-            found.by(estimator)
-
-
 def test_tokens_beyond_max_chunks_are_counted_and_cause_a_warning():
     documents = [DRY * 5 + WET, DRY * 3, WET + DRY * 5]
     with pytest.warns(ld.TruncationWarning, match=r"17 of 88 tokens \(19.3%\)"):
-        found = judged(documents, says_wet, max_chunks=3, estimator=first_above(0))
+        found = judged(documents, says_wet, max_chunks=3)
     frame = found.frame
     assert frame["reason"].tolist() == ["no relevant chunk among those judged", "no relevant chunk", ""]
     assert frame[["chunks", "judged"]].to_numpy().tolist() == [[6, 3], [3, 3], [6, 1]]
     assert frame["unread"].tolist() == [17, 0, 0]  # after the first relevant chunk there is nothing to look for
     assert found.summary()[["documents cut", "tokens unread"]].tolist() == pytest.approx([1 / 3, 17 / 88])
-    with pytest.warns(ld.TruncationWarning, match="max_chunks"):  # another chunk could be better than the first
-        assert judged(documents, says_wet, max_chunks=3).frame["unread"].tolist() == [17, 0, 18]
 
 
 def grading(concurrency: int = 1) -> ld.RelevanceJudge:
@@ -234,38 +194,13 @@ def grading(concurrency: int = 1) -> ld.RelevanceJudge:
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_language_model_can_judge(concurrency):
     judge = grading(concurrency)
-    documents = [DRY + WET + DRY, DRY, WET * 2, "So it is not. " * 2 + WET] * 2
-    frame = judged(documents, judge, estimator=first_above(0)).frame
-    assert frame["chunk"].fillna(-1).tolist() == [1, -1, 0, 2] * 2
-    assert frame["grade"].fillna(-1).tolist() == [2, -1, 2, 2] * 2
-    assert frame["unjudged"].tolist() == [0, 0, 0, 2] * 2
-    assert judge.client.calls <= 7 * 2
-    assert judged([DRY + WET], judge, estimator=first_above(2)).frame["reason"].tolist() == ["no relevant chunk"]
-
-
-def test_an_unreadable_grade_is_neither_the_best_nor_the_worst():
-    best = judged(["So it is not. " + DRY + WET + DRY, DRY * 3, "So it is not. " * 2], grading()).frame
-    assert best["chunk"].fillna(-1).tolist() == [2, -1, -1]
-    assert best["reason"].tolist() == ["", "no chunk better than the others", "no readable grade"]
-
-
-def wet_words() -> pt.Transformer:
-    """A reranker that counts the word and returns its rows in another order."""
-    return pt.apply.generic(
-        lambda frame: pt.model.add_ranks(frame.assign(score=[float(t.count("wet")) for t in frame["text"]])).iloc[::-1]
-    )
-
-
-def test_a_reranker_can_judge(monkeypatch):
-    documents = [DRY + WET + DRY + WET, "", DRY * 3, WET, DRY + "Wet wet wet cats. "]
-    above = {"estimator": first_above(0.5)}
-    frame = judged(documents, wet_words(), **above).frame
-    assert frame["chunk"].fillna(-1).tolist() == [1, -1, -1, 0, 1]
-    assert frame["grade"].fillna(-1).tolist() == [1, -1, -1, 1, 2]
-    strict = judged(documents, wet_words(), estimator=first_above(1)).frame
-    assert strict["chunk"].fillna(-1).tolist() == [-1, -1, -1, -1, 1]
-    monkeypatch.setattr("pyterrier_longdoc.analysis.judging.BLOCK_DOCUMENTS", 1)
-    pd.testing.assert_frame_equal(judged(documents, wet_words(), **above).frame, frame)
+    documents = [DRY + WET + DRY, DRY, WET * 2, "So it is not. " * 2 + WET, "So it is not. " * 2] * 2
+    frame = judged(documents, judge).frame
+    assert frame["chunk"].fillna(-1).tolist() == [1, -1, 0, 2, -1] * 2
+    assert frame["grade"].fillna(-1).tolist() == [2, -1, 2, 2, -1] * 2
+    assert frame["unjudged"].tolist() == [0, 0, 0, 2, 2] * 2
+    assert frame["reason"].tolist() == ["", "no relevant chunk", "", "", "no readable grade"] * 2
+    assert judge.client.calls == 9 * 2
 
 
 # Bad input.
@@ -287,9 +222,9 @@ JUDGE = {"passages": None, "judge": says_wet}
         ({"passages": None}, "passages="),
         ({"relevant_from": 2}, "at least 2"),
         ({**JUDGE, "chunk_tokens": 0}, "chunk_tokens"),
-        ({**JUDGE, "judge": wet_words() % 1}, "finite score"),
+        ({**JUDGE, "judge": pt.Transformer.identity()}, "judge="),
+        ({**JUDGE, "judge": 3}, "judge="),
         ({**JUDGE, "judge": lambda query, chunk: float("nan")}, "judge="),
-        ({**JUDGE, "estimator": first_above}, "estimator="),
         ({"tokenizer": str.split}, "tokenizer="),
     ],
 )

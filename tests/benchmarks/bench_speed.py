@@ -1,7 +1,7 @@
 """Windows per second of MaxP on a CPU, next to the CrossEncoder of sentence-transformers, and the machine's ceiling.
 
     python tests/benchmarks/bench_speed.py --collection PATH/time [--topics 2] [--depth 10] [--threads 2]
-        [--rounds 3] [--settings torch torch-bf16 openvino openvino-int8 st st-bf16 st-openvino ...] [--memory]
+        [--rounds 3] [--settings torch torch-bf16 openvino st st-bf16 st-openvino ...] [--memory]
 
 BM25's top documents of each topic are reranked by the packaged MaxP, written as a Hugging Face checkpoint that both
 sides load, over windows of 150 words with stride 75. The CrossEncoder (`st...`) receives the texts of the same windows,
@@ -11,16 +11,15 @@ nothing remembered from earlier rounds. Settings take turns, and the table shows
 
 `st` is the CrossEncoder's default: torch in float32. Its own OpenVINO and ONNX backends need optimum-intel and
 optimum-onnx, which do not install next to transformers 5.24. `st-openvino...` and `st-onnx...` are the same exports
-made by hand: the CrossEncoder as it is, with its encoder computed by OpenVINO or ONNX Runtime. Int8 is static with NNCF
-(OpenVINO) and dynamic (ONNX Runtime), as in sentence-transformers. Settings that lack a library are left out with a
-note.
+made by hand: the CrossEncoder as it is, with its encoder computed by OpenVINO or ONNX Runtime; `st-onnx-int8` is
+quantized dynamically, as in sentence-transformers. Settings that lack a library are left out with a note.
 
-Columns: `first s`, seconds from the constructor to the score of one document, with export and quantization; `peak`, the
-share of the machine's matrix peak at this precision that the encoder reaches. The peak is that of the fastest of torch,
-numpy and OpenVINO. `error` (the largest difference of a score, in standard deviations of all scores) and `tau`
-(Kendall's, mean over topics) compare with `torch`. `truncated` counts the windows (`st`) or documents that were not
-read to the end. `MB` (with `--memory`) is the peak of a process that scores with this setting alone. Needs the extras
-`demo` and `openvino`, sentence-transformers, and for `st-onnx...` onnx and onnxruntime.
+Columns: `first s`, seconds from the constructor to the score of one document, with the export; `peak`, the share of the
+machine's matrix peak at this precision that the encoder reaches. The peak is that of the fastest of torch, numpy and
+OpenVINO. `error` (the largest difference of a score, in standard deviations of all scores) and `tau` (Kendall's, mean
+over topics) compare with `torch`. `truncated` counts the windows (`st`) or documents that were not read to the end.
+`MB` (with `--memory`) is the peak of a process that scores with this setting alone. Needs the extras `demo` and
+`openvino`, sentence-transformers, and for `st-onnx...` onnx and onnxruntime.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ from pyterrier_longdoc.modelling.runtimes import BackboneInputs, ByPosition, For
 from pyterrier_longdoc.modelling.tokens import tokenize
 from tests.support import memory
 
-OURS = ("torch", "torch-bf16", "openvino", "openvino-int8")
-PEERS = ("st", "st-bf16", "st-openvino", "st-openvino-int8", "st-onnx", "st-onnx-int8")
+OURS = ("torch", "torch-bf16", "openvino")
+PEERS = ("st", "st-bf16", "st-openvino", "st-onnx", "st-onnx-int8")
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 WINDOWS = ld.SlidingWords(150, 75)
 BATCH_SIZES = (16, 32, 64)
@@ -120,8 +119,6 @@ def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Set
     runtime, _, precision = name.partition("-")
     options = {"runtime": runtime, "dtype": "bfloat16" if precision == "bf16" else "float32", "device": "cpu"}
     model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, **options)
-    if precision == "int8":
-        model = model.quantize(frame)
 
     def score(rows: int) -> np.ndarray:
         return model(frame.head(rows))["score"].to_numpy()
@@ -139,10 +136,12 @@ def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]]) -> S
     model = CrossEncoder(folder, **options)
     pairs = [(query, passage) for query, texts in zip(frame["query"], cut, strict=True) for passage in texts]
     library, _, precision = name.removeprefix("st-").partition("-")
-    if library in FORMS:
-        drawn = pairs[:: len(pairs) // 100 + 1]  # to calibrate on, one by one as optimum-intel does it
-        batches = [dict(model.tokenizer([pair], return_tensors="pt")) for pair in drawn]
-        form = FORMS[library](load_backbone(folder).model.eval(), batches, int8=precision == "int8")
+    if library in ("openvino", "onnx"):
+        encoder = load_backbone(folder).model.eval()
+        if library == "openvino":
+            form = compiled(converted(encoder, NAMES), torch.float32)
+        else:
+            form = onnx_form(encoder, dict(model.tokenizer(pairs[:1], return_tensors="pt")), int8=precision == "int8")
         replace_encoder(model, form)
     size = 32
 
@@ -178,22 +177,7 @@ def replace_encoder(model: Any, form: Form) -> None:
     bert.forward = forward
 
 
-def openvino_int8(graph: Any, batches: list[list[np.ndarray]]) -> Any:
-    """The graph in int8, quantized statically by NNCF on these batches."""
-    import nncf
-
-    return nncf.quantize(graph, nncf.Dataset(batches), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
-
-
-def openvino_form(encoder: Any, batches: list[BackboneInputs], *, int8: bool) -> Form:
-    """The encoder in OpenVINO."""
-    graph = converted(encoder, NAMES)
-    if int8:
-        graph = openvino_int8(graph, [[batch[name].numpy() for name in NAMES] for batch in batches])
-    return compiled(graph, torch.float32)
-
-
-def onnx_form(encoder: Any, batches: list[BackboneInputs], *, int8: bool) -> Form:
+def onnx_form(encoder: Any, inputs: BackboneInputs, *, int8: bool) -> Form:
     """The encoder in ONNX Runtime."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -202,7 +186,7 @@ def onnx_form(encoder: Any, batches: list[BackboneInputs], *, int8: bool) -> For
         file, quantized = str(Path(scratch, "float32.onnx")), str(Path(scratch, "int8.onnx"))
         torch.onnx.export(
             ByPosition(encoder, NAMES),
-            tuple(batches[0][name] for name in NAMES),
+            tuple(inputs[name] for name in NAMES),
             file,
             input_names=list(NAMES),
             dynamic_axes={name: {0: "windows", 1: "tokens"} for name in NAMES},
@@ -217,14 +201,13 @@ def onnx_form(encoder: Any, batches: list[BackboneInputs], *, int8: bool) -> For
     return lambda inputs: torch.from_numpy(session.run(None, {name: inputs[name].numpy() for name in NAMES})[0])
 
 
-FORMS: dict[str, Callable[..., Form]] = {"openvino": openvino_form, "onnx": onnx_form}
-
-
 # The machine's ceiling.
 
 
 def matrix_peaks(size: int = 1024, layers: int = 4, rounds: int = 5) -> dict[str, dict[str, float]]:
-    """GFLOP/s (int8: GOP/s) of products of square matrices, by precision and library; no bf16 where it is emulated."""
+    """GFLOP/s of products of square matrices, by precision and library; no bf16 where it is emulated."""
+    import openvino
+
     x, weights = torch.randn(size, size), torch.nn.Sequential(*(torch.nn.Linear(size, size) for _ in range(layers)))
     array, flops = x.numpy(), 2 * size**3 / 1e9
 
@@ -236,22 +219,18 @@ def matrix_peaks(size: int = 1024, layers: int = 4, rounds: int = 5) -> dict[str
             seconds.append(time.perf_counter() - start)
         return products * flops / min(seconds[1:])
 
-    def openvino_speed(*, int8: bool) -> float:
-        import openvino
-
-        graph = openvino.convert_model(weights, example_input=x)
-        form = compiled(openvino_int8(graph, [[array]]) if int8 else graph, torch.float32)
-        return speed(lambda: form({"x": x}), layers)
-
+    form = compiled(openvino.convert_model(weights, example_input=x), torch.float32)
     with torch.inference_mode():
         peaks = {
-            "float32": {"torch": speed(lambda: x @ x), "numpy": speed(lambda: array @ array)},
-            "int8": {"openvino": openvino_speed(int8=True)},
+            "float32": {
+                "torch": speed(lambda: x @ x),
+                "numpy": speed(lambda: array @ array),
+                "openvino": speed(lambda: form({"x": x}), layers),
+            }
         }
         if has_bfloat16(torch.device("cpu")):
             half = x.bfloat16()
             peaks["bf16"] = {"torch": speed(lambda: half @ half)}
-    peaks["float32"]["openvino"] = openvino_speed(int8=False)
     return peaks
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import sys
 import tempfile
 import time
@@ -298,14 +297,6 @@ def most_rain(messages: list[dict[str, str]]) -> str:
     return " > ".join(text[: text.index("]") + 1] for text in order)
 
 
-def tokens_of_rain(messages: list[dict[str, str]]) -> listwise.Reply:
-    """The same as log-probabilities of the documents' letters, or of yes."""
-    documents = re.findall(r"^\[([A-Z])\](.*)$", "\n".join(m["content"] for m in messages), re.MULTILINE)
-    told = {letter: text.count("THE") - 50.0 for letter, text in documents}
-    often = sum(m["content"].count("THE") for m in messages)
-    return listwise.Reply("", logprobs=told or {"Yes": -1 / (1 + often), "No": -1.0 - often / 7})
-
-
 def many(frame: pd.DataFrame) -> pd.DataFrame:
     """Sixty documents of one query."""
     rows = pd.concat([frame, frame, frame], ignore_index=True).assign(qid="1", query=frame["query"].iloc[0])
@@ -317,21 +308,8 @@ def many(frame: pd.DataFrame) -> pd.DataFrame:
 RANKERS: dict[str, Any] = {
     "RankGPT": ld.RankGPT(most_rain),
     "RankGPT shuffled, passages": ld.RankGPT(most_rain, shuffles=3, preselect=ld.BM25Windows(2), seed=3),
-    "RankGPT FirstToken": ld.RankGPT(
-        tokens_of_rain, answer=listwise.FirstToken(), schedule=listwise.BackToFront(10, 5)
-    ),
-    "Pointwise": ld.Pointwise(tokens_of_rain),
+    "RankGPT TopDown": ld.RankGPT(most_rain, schedule=listwise.TopDown()),
 }
-for schedule in (
-    listwise.TopDown(),
-    listwise.Tournament(),
-    listwise.ParallelBlocks(),
-    listwise.PairwiseAll(),
-    listwise.PairwiseBubble(),
-    listwise.SetwiseHeapsort(),
-    listwise.SetwiseInsertion(),
-):
-    RANKERS[f"RankGPT {type(schedule).__name__}"] = ld.RankGPT(most_rain, schedule=schedule)
 CONFIGURATIONS |= {name: lambda frame, _, model=model: scores_of(model, many(frame)) for name, model in RANKERS.items()}
 
 

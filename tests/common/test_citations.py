@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 
 import pyterrier as pt
-import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import Cited, bibtex, entries
-from pyterrier_longdoc.listwise import FirstToken, schedules
+from pyterrier_longdoc.listwise import TopDown
 from pyterrier_longdoc.training import BestResult, TrainingArgs
 from pyterrier_longdoc.training.recipe import papers_of_recipe
 
@@ -31,11 +30,11 @@ UNPUBLISHED = {"Evidence", "Passages"}
 """Transformers that are this package's own."""
 
 
-@pytest.mark.parametrize("transformer", TRANSFORMERS, ids=lambda cls: cls.__name__)
-def test_every_public_transformer_has_papers(transformer):
-    assert issubclass(transformer, Cited)
-    assert bool(transformer.papers) == (transformer.__name__ not in UNPUBLISHED)
-    assert set(transformer.papers) <= entries().keys()
+def test_every_public_transformer_has_papers():
+    for transformer in TRANSFORMERS:
+        assert issubclass(transformer, Cited)
+        assert bool(transformer.papers) == (transformer.__name__ not in UNPUBLISHED)
+        assert set(transformer.papers) <= entries().keys()
 
 
 def test_every_bibtex_entry_is_used_and_every_used_key_exists():
@@ -63,17 +62,13 @@ def test_arguments_of_a_model_are_cited():
     assert ld.Birch().citation() == entries()["yilmaz-2019-birch"]
 
 
-def test_a_language_model_cites_its_schedule_passages_answers_and_shuffles():
+def test_a_language_model_cites_its_schedule_passages_and_shuffles():
     def llm(messages):
         raise AssertionError
 
     assert set(ld.RankGPT(llm).cited()) == {"sun-2023-is"}
-    best = ld.RankGPT(llm, schedule=schedules.SetwiseInsertion(), preselect=ld.BM25Windows(3), shuffles=2)
-    expected = {"sun-2023-is", "podolak-2025-beyond", "zhuang-2024-setwise", "li-2023-power", "tang-2024-found"}
-    assert set(best.cited()) == expected
-    server = ld.OpenAIBackend("m", base_url="http://127.0.0.1:1/v1")
-    assert "reddy-2024-first" in ld.RankGPT(server, answer=FirstToken()).cited()
-    assert ld.Pointwise(server, preselect=ld.BM25Windows(3)).cited() == ["nogueira-2020-document", "li-2023-power"]
+    best = ld.RankGPT(llm, schedule=TopDown(), preselect=ld.BM25Windows(3), shuffles=2)
+    assert set(best.cited()) == {"sun-2023-is", "parry-2024-top", "li-2023-power", "tang-2024-found"}
 
 
 def test_the_architecture_of_a_loaded_backbone_is_cited(tmp_path):

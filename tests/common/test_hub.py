@@ -151,7 +151,7 @@ def test_a_cached_tokenizer_does_not_count_as_a_cached_model(answering, load, cr
     for file in Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"):
         file.unlink()
     assert named_tokenizer.__wrapped__(NAME) is not None
-    with pytest.raises(OSError, match=f"the model '{NAME}'"):
+    with pytest.raises(OSError, match=NAME):
         load(NAME).transform(results)
 
 
@@ -179,7 +179,7 @@ def test_a_cached_copy_is_used_if_the_hub_fails(answering, model, status, cross_
 def test_a_hub_that_fails_during_loading_raises_an_error(answering, load, results):
     """Only files that do not exist are absent: without modules.json a cross-encoder would be a plain encoder."""
     asked = answering(silent=("modules.json",))
-    with pytest.raises(OSError, match=rf"'{NAME}' contains modules.json.*503") as caught:
+    with pytest.raises(OSError, match=rf"'{NAME}'.*modules\.json.*503") as caught:
         load(NAME, **SMALL).transform(results)
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
     assert any("modules.json" in path for path in asked)
@@ -210,7 +210,7 @@ def test_cached_files_are_found_if_the_hub_fails(answering, cross_encoder, monke
 def test_a_missing_folder_is_named(tmp_path):
     for name in (tmp_path / "none", "./none"):
         for load in (lambda name: ld.MaxP.load(name), lambda name: ld.MaxP(name).model):
-            with pytest.raises(FileNotFoundError, match=f"^there is no folder '{name}'"):
+            with pytest.raises(FileNotFoundError, match=f"'{name}'"):
                 load(name)
 
 

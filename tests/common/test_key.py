@@ -13,7 +13,7 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.key import NoKeyError, description, frame_digest, key, own_models
 from pyterrier_longdoc.data.collection import TextLoader
-from pyterrier_longdoc.listwise import CallableBackend, Pointwise, RankGPT
+from pyterrier_longdoc.listwise import CallableBackend, RankGPT
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.folds import FoldModels
 
@@ -35,11 +35,11 @@ def test_the_folder_of_a_model_does_not_change_the_key(tmp_path, cross_encoder):
     assert key(model) == before
 
 
-@pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])
-def test_settings_change_the_key(cross_encoder, changes):
-    model = make("MaxP", cross_encoder)
-    assert key(model) == key(make("MaxP", cross_encoder, verbose=True, batch_size=3))
-    assert key(model) != key(make("MaxP", cross_encoder, **changes))
+def test_settings_change_the_key(cross_encoder):
+    for changes in [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}]:
+        model = make("MaxP", cross_encoder)
+        assert key(model) == key(make("MaxP", cross_encoder, verbose=True, batch_size=3))
+        assert key(model) != key(make("MaxP", cross_encoder, **changes))
 
 
 def test_weights_change_the_key(cross_encoder):
@@ -63,10 +63,9 @@ def test_the_key_covers_precision_and_device_unless_they_are_left_out(cross_enco
 
 def test_own_models_are_found_everywhere_in_a_pipeline(cross_encoder):
     one, other = make("MaxP", cross_encoder), make("FirstP", cross_encoder)
-    calibrated = ld.Calibrated(pt.Transformer.identity() >> one)
     folds = FoldModels([one, other], [["1"], ["2"]], TEXTS)
-    pipeline = (z := ld.ZScore()) + 2 * (pt.apply.generic(len) >> calibrated % 3) + pt.Transformer.identity() + folds
-    assert own_models(pipeline) == [z, calibrated, one, one, other]
+    pipeline = (z := ld.ZScore()) + 2 * (pt.apply.generic(len) >> one % 3) + pt.Transformer.identity() + folds
+    assert own_models(pipeline) == [z, one, one, other]
     assert own_models(pt.Transformer.identity() >> TextLoader({}, ["text"])) == []
 
 
@@ -126,7 +125,6 @@ def answer_2(messages):
 
 SCORERS = {
     "RankGPT": lambda function, name: RankGPT(CallableBackend(function, name=name)),
-    "Pointwise": lambda function, name: Pointwise(CallableBackend(function, name=name)),
     "PairScorer": lambda function, name: ld.MaxP(ld.PairScorer(function, name=name)),
 }
 
@@ -177,11 +175,11 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("make_value", UNKNOWN.values(), ids=UNKNOWN)
-def test_other_objects_have_no_key(make_value):
-    for value in (make_value(), [make_value()], {"a": make_value()}):
-        with pytest.raises(NoKeyError):
-            key(value)
+def test_other_objects_have_no_key():
+    for make_value in UNKNOWN.values():
+        for value in (make_value(), [make_value()], {"a": make_value()}):
+            with pytest.raises(NoKeyError):
+                key(value)
 
 
 def test_different_plain_data_have_different_keys():
@@ -231,8 +229,8 @@ def test_ranks_count_but_not_the_index_and_the_order_of_columns():
     assert frame_digest(frame) == frame_digest(frame[["rank", "docno", "qid"]].set_index(pd.Index([7, 8])))
 
 
-@pytest.mark.parametrize("value", [object(), torch.zeros(1), b"bytes", [object()]])
-def test_other_cells_are_refused_by_column_and_type(value):
-    inner = value[0] if isinstance(value, list) else value
-    with pytest.raises(NoKeyError, match=f"'a'.*{type(inner).__name__}"):
-        frame_digest(column("x", value))
+def test_other_cells_are_refused_by_column_and_type():
+    for value in [object(), torch.zeros(1), b"bytes", [object()]]:
+        inner = value[0] if isinstance(value, list) else value
+        with pytest.raises(NoKeyError, match=f"'a'.*{type(inner).__name__}"):
+            frame_digest(column("x", value))

@@ -131,19 +131,16 @@ def test_query_language_causes_a_warning_in_fit():
     assert len(inputs(lambda: make("MaxP", training=TRAINING).fit(expanded, QRELS))) == 1
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+def test_questions_cause_no_warning_about_query_language():
+    for query in [
         "who owns C^2",
         "the #1 song",
         "#uw in Seattle (Washington)",
         "what is applypipeline:off",
         "combine:0 and #combine",
         "old^1.5 dog",
-    ],
-)
-def test_questions_cause_no_warning_about_query_language(query):
-    assert inputs(lambda: make("MaxP")(CANDIDATES.assign(query=query, query_0="old dog"))) == []
+    ]:
+        assert inputs(lambda query=query: make("MaxP")(CANDIDATES.assign(query=query, query_0="old dog"))) == []
 
 
 def expansions(index) -> dict[str, pt.Transformer]:
@@ -187,19 +184,15 @@ def test_texts_of_equal_length_cause_a_warning_in_fit():
     assert len(inputs(lambda: make("MaxP", training=recipe).fit(CUT, qrels))) == 1
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
+def test_texts_that_were_not_truncated_by_an_index_cause_no_warning():
+    for frame in [
         CUT.drop(columns="docid"),
         of_lengths(499, 499, 499, 499),
         of_lengths(4095, 4094, 4092, 4092),
         CUT.assign(text=CUT["text"].iloc[0]),
         CUT.assign(docno=CUT["docno"] + "%p0"),
-    ],
-    ids=["not from Terrier", "short", "two", "one text", "passages"],
-)
-def test_texts_that_were_not_truncated_by_an_index_cause_no_warning(frame):
-    assert inputs(lambda: make("MaxP")(frame)) == []
+    ]:
+        assert inputs(lambda frame=frame: make("MaxP")(frame)) == []
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.language import count_tokens, digest
-from pyterrier_longdoc.data import write_far_relevant
 from pyterrier_longdoc.data.far_relevant import PASSAGE_POSITIONS, DocumentRecipe
 
 from ..support import tiny
@@ -67,16 +66,12 @@ def test_collections_for_different_positions_only_differ_in_positions():
 def test_the_same_seed_gives_the_same_bytes_in_any_process(tmp_path):
     splits = {"train": 0.6, "test": 0.4}
     for name, seed in (("a", 1), ("b", 2)):
-        write_far_relevant(build(seed=seed, splits=splits), tmp_path / name)
-    code = f"""
-from pyterrier_longdoc.data import write_far_relevant
-from tests.support.sources import build
-write_far_relevant(build(seed=1, splits={splits}), {str(tmp_path / "c")!r})
-"""
+        build(seed=seed, splits=splits).save(tmp_path / name)
+    code = f"from tests.support.sources import build; build(seed=1, splits={splits}).save({str(tmp_path / 'c')!r})"
     root, environment = Path(__file__).resolve().parents[2], {**os.environ, "PYTHONHASHSEED": "3"}
     subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=True)
     files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
-    assert len(files) == 8  # with the marker of a folder of this package
+    assert len(files) == 6  # with the marker of a folder of this package
     contents = {name: [(tmp_path / name / file).read_bytes() for file in files] for name in "abc"}
     assert contents["a"] == contents["c"]
     assert contents["a"] != contents["b"]

@@ -2,9 +2,14 @@
 
 import json
 
+import pandas as pd
+import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.data import FolderDataset
+from pyterrier_longdoc.data import CollectionParts, FolderDataset, PositionedCollection
+
+from ..support import tiny
+from ..support.sources import build, passages, qrels
 
 
 @pytest.fixture
@@ -93,3 +98,57 @@ def test_files_are_read_when_they_are_needed(folder):
     for file in folder.iterdir():
         file.write_text("malformed\n1\thow\n" if file.name != "topics.tsv" else "1\thow\n")
     assert FolderDataset(folder).get_topics().values.tolist() == [["1", "how"]]
+
+
+# Saved collections.
+
+
+def test_a_saved_collection_is_read_back(tmp_path):
+    odd = 'é/猫"\\,'
+    source = [{**passages()[0], "docno": odd}, *passages()[1:], {"docno": "é", "text": "ü\u2028\n\x0c"}]
+    judged = qrels().assign(docno=[odd, *qrels()["docno"][1:]])
+    saved = build(passages=source, qrels=judged, splits={"é, all": 2, "train": 3}, tokenizer=tiny.tokenizer())
+    for _ in range(2):  # the second one replaces the first
+        saved.save(tmp_path / "saved")
+    found = FolderDataset(tmp_path / "saved", tokenizer=tiny.tokenizer())
+    assert list(found.documents.items()) == list(saved.documents.items())
+    assert found.splits == saved.splits
+    for split in [None, *saved.splits]:
+        for frame, expected in zip(found.get_topicsqrels(split), saved.get_topicsqrels(split), strict=True):
+            pd.testing.assert_frame_equal(frame, expected)
+    given = ["position", "passage"]  # which only the generator knows
+    pd.testing.assert_frame_equal(found.gold.drop(columns=given), saved.gold.drop(columns=given))
+    assert list(pt.get_dataset(f"longdoc:folder:{tmp_path / 'saved'}").corpus) == list(saved.corpus)
+
+
+def test_titles_unjudged_documents_and_line_breaks_in_queries_are_saved(tmp_path):
+    documents = {"d1": {"docno": "d1", "text": "a\nb", "title": "A"}, "d2": {"docno": "d2", "text": "", "title": ""}}
+    topics = pd.DataFrame({"qid": ["1"], "query": ["two\n lines "]})
+    labels = pd.DataFrame({"qid": ["1", "1"], "docno": ["d1", "gone"], "label": [2, -1]})
+    PositionedCollection("x", CollectionParts(documents, topics, labels)).save(tmp_path)
+    found = FolderDataset(tmp_path)
+    assert (found.documents, found.splits, len(found.gold)) == (documents, {}, 0)
+    assert found.topics.values.tolist() == [["1", "two lines"]]
+    pd.testing.assert_frame_equal(found.qrels, labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"qid": "a b"}, "'a b'"),
+        ({"qid": ""}, "''"),
+        ({"docno": "a\u2028b"}, "a"),
+        ({"splits": {"dev": ["1"], "test": ["1"]}}, "variants"),
+    ],
+)
+def test_what_a_folder_cannot_express_is_refused_and_nothing_written(changes, named, tmp_path):
+    qid, docno = changes.get("qid", "1"), changes.get("docno", "d1")
+    parts = CollectionParts(
+        {"d1": {"docno": "d1", "text": "x"}},
+        pd.DataFrame({"qid": [qid], "query": ["q"]}),
+        pd.DataFrame({"qid": [qid], "docno": [docno], "label": [1]}),
+        splits=changes.get("splits", {}),
+    )
+    with pytest.raises(ValueError, match=named):
+        PositionedCollection("x", parts).save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

@@ -15,7 +15,6 @@ from pyterrier_longdoc.listwise import (
     CallableBackend,
     LLMClient,
     NotInCacheError,
-    Pointwise,
     RankGPT,
     Reply,
 )
@@ -94,7 +93,7 @@ def test_a_damaged_cache_is_named(damaged, path):
         RankGPT(cached(oracle, path))(run)
 
 
-@pytest.mark.parametrize("cls", [RankGPT, Pointwise, LLMClient])
+@pytest.mark.parametrize("cls", [RankGPT, LLMClient])
 def test_the_name_of_a_model_is_refused_as_llm(cls):
     with pytest.raises(ValueError, match="llm="):
         cls("gpt-4o")

@@ -120,7 +120,6 @@ def test_pyterrier_can_inspect_rankgpt_without_a_call():
         ("llm", "gpt"),
         ("schedule", "topdown"),
         ("schedule", BackToFront),
-        ("answer", "firsttoken"),
         ("prompt", "Rank these."),
         ("windows", "sentences"),
         ("preselect", 3),

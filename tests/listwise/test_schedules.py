@@ -1,7 +1,9 @@
-"""How RankGPT walks through a list from back to front: failures, retries, shuffles, budgets, several queries."""
+"""Schedules, and how RankGPT follows them: calls, rows, failures, retries, shuffles, budgets."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pandas as pd
@@ -15,19 +17,85 @@ from pyterrier_longdoc.listwise import (
     ContextOverflowError,
     IncompleteReplyWarning,
     ListwisePrompt,
-    Pointwise,
     RankGPT,
-    Reply,
+    Schedule,
+    TopDown,
     UnreadableReplyError,
 )
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
 
-from ..support.llm import Scripted, candidates, order, shown, worth
+from ..support.llm import Scripted, candidates, oracle, order, shown, worth
+from ..support.noisy import NoisyOracle, noisy_order, play
 
 REFUSAL = "I can't rank these 5 passages (policy 3.2)."
 
+each_schedule = pytest.mark.parametrize("schedule", [BackToFront(), TopDown(), TopDown(budget=None)], ids=repr)
+each_small = pytest.mark.parametrize("schedule", [BackToFront(4, 2), TopDown(4, 2, 4)], ids=repr)
 
-# Lists.
+
+# Calls.
+
+
+@pytest.mark.parametrize(
+    ("schedule", "calls", "rounds"),
+    [
+        (BackToFront(), 9, 9),  # Sun et al. 2023
+        (TopDown(), 7, 3),  # Parry et al. 2024: the first window, five partitions, the candidates
+    ],
+    ids=repr,
+)
+def test_published_numbers_of_calls_for_100_documents(schedule, calls, rounds):
+    _, asked = play(schedule, 100, oracle_of(random_worth(100)))
+    assert (sum(asked), len(asked)) == (calls, rounds)
+    assert schedule.estimate(100) == calls
+
+
+def random_worth(n: int, seed: int = 1) -> dict[int, float]:
+    return dict(enumerate(random.Random(seed).sample(range(n), n)))
+
+
+def oracle_of(value):
+    return lambda group: sorted(group, key=lambda document: -value[document])
+
+
+@each_schedule
+@given(n=st.integers(2, 130), seed=st.integers(0, 9), p=st.sampled_from([0.0, 0.2, 0.5]), failing=st.booleans())
+def test_any_answers_give_a_ranking_within_the_estimated_calls(schedule, n, seed, p, failing):
+    rng, value = random.Random(seed), random_worth(n, seed)
+
+    def order(group):
+        assert len(set(group)) == len(group)
+        assert set(group) <= set(range(n))
+        if failing and rng.random() < 0.3:
+            return None
+        return [group[position] for position in noisy_order([value[document] for document in group], p, rng)]
+
+    ranking, asked = play(schedule, n, order)
+    assert len(set(ranking)) == len(ranking)
+    assert set(ranking) <= set(range(n))
+    assert sum(asked) <= schedule.estimate(n)
+    if isinstance(schedule, BackToFront):
+        assert sum(asked) == schedule.estimate(n)
+    assert schedule.estimate(0) == schedule.estimate(1) == 0
+
+
+@each_schedule
+def test_a_perfect_model_brings_the_best_documents_to_the_top(schedule):
+    value = random_worth(100)
+    best = sorted(value, key=value.get, reverse=True)
+    ranking, _ = play(schedule, 100, oracle_of(value))
+    if schedule == TopDown():  # half of a random ranking is better than its pivot
+        assert len(set(ranking[:10]) & set(best[:10])) >= 3
+    else:
+        assert ranking[:10] == best[:10]
+
+
+def test_top_down_is_exact_if_the_first_stage_has_a_good_pivot():
+    value = {document: -document + 30 * (document % 9 == 5 and document > 20) for document in range(100)}
+    best = sorted(value, key=value.get, reverse=True)
+    ranking, asked = play(TopDown(), 100, oracle_of(value))
+    assert ranking[:10] == best[:10]
+    assert sum(asked) == 7
 
 
 @given(st.integers(2, 300), st.integers(2, 40), st.data())
@@ -39,6 +107,23 @@ def test_windows_of_back_to_front_overlap_and_reach_the_top(n, size, data):
     assert all(1 < end - start <= size for start, end in places)
     for (start, _), (_, next_end) in pairwise(places):
         assert next_end - start == min(size, n) - step
+
+
+# Rows.
+
+
+@each_small
+def test_rows_and_columns_are_kept_and_the_best_is_first(schedule):
+    run = candidates(queries=3, documents=9).assign(extra="x").sample(frac=1, random_state=1)
+    ranker = RankGPT(oracle, schedule=schedule, top_k=7, concurrency=3)
+    out = ranker(run)
+    assert out["extra"].tolist() == run["extra"].tolist()
+    assert out["docno"].tolist() == run["docno"].tolist()
+    for _, rows in out.groupby("qid"):
+        assert sorted(rows["score"]) == list(range(1, 10))
+        in_order = rows.sort_values("rank")
+        assert in_order["docno"].tolist()[7:] == ["d7", "d8"]  # beyond top_k, as the first stage had them
+        assert worth(in_order).iloc[0] == worth(rows[rows["docno"] < "d7"]).max() or isinstance(schedule, TopDown)
 
 
 def test_documents_are_shown_in_the_order_of_the_first_stage():
@@ -62,7 +147,51 @@ def test_only_the_top_k_documents_are_shown():
     assert [len(shown(messages)) for messages in model.asked] == [3]
 
 
+@each_small
+def test_concurrency_changes_no_score(schedule):
+    run = candidates(queries=5, documents=9)
+    out = [RankGPT(NoisyOracle(0.2), schedule=schedule, concurrency=c, shuffles=2)(run) for c in (1, 4)]
+    assert out[0].equals(out[1])
+
+
 # Failures.
+
+
+@each_small
+def test_a_refusal_keeps_the_order_of_the_first_stage(schedule):
+    run = candidates(documents=9)
+    ranker = RankGPT(Scripted("No."), schedule=schedule, retries=0, on_failure="keep")
+    with pytest.warns(IncompleteReplyWarning):
+        out = ranker(run)
+    (counts,) = ranker.counts.to_dict("records")
+    assert counts["llm_failed"] == counts["llm_prompts"] > 0
+    assert out.sort_values("rank")["docno"].tolist() == [f"d{d}" for d in range(9)]
+
+
+@each_small
+def test_last_puts_documents_of_a_failed_prompt_last(schedule):
+    """One document makes every prompt fail that shows it; those that never met it are ranked above."""
+
+    def model(messages):
+        return "No." if any("document 4 " in text for _, text in shown(messages)) else oracle(messages)
+
+    run = candidates(documents=9)
+    with pytest.warns(IncompleteReplyWarning):
+        out = RankGPT(model, schedule=schedule, retries=0, on_failure="last")(run)
+    scores = out.set_index("docno")["score"]
+    assert scores["d4"] == 0
+    assert sorted(scores[scores > 0]) == list(range(1 + (scores == 0).sum(), 10))
+
+
+@pytest.mark.parametrize("groups", [[[0, 0]], [[0, 9]]])
+def test_a_schedule_that_asks_about_wrong_documents_is_refused(groups):
+    class Wrong(BackToFront):
+        def rank(self, n):
+            yield groups
+            return []
+
+    with pytest.raises(ValueError, match="Wrong"):
+        RankGPT(oracle, schedule=Wrong())(candidates(documents=5))
 
 
 def test_a_reply_without_a_ranking_raises_with_query_and_documents():
@@ -202,5 +331,34 @@ def test_a_retry_begins_at_the_length_that_the_server_accepted():
 def test_max_prompt_tokens_without_room_for_a_text_is_refused():
     with pytest.raises(ValueError, match="max_prompt_tokens=60"):
         RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
-    with pytest.raises(ValueError, match="max_prompt_tokens=5"):
-        Pointwise(lambda messages: Reply("yes"), max_prompt_tokens=5)(LONG)
+
+
+# A schedule of one's own.
+
+
+@dataclass(frozen=True)
+class OneByOne(Schedule):
+    """The best document of the whole list, then the best of the others, and so on, `k` times."""
+
+    k: int = 3
+
+    def rank(self, n):
+        left = list(range(n))
+        top = []
+        for _ in range(min(self.k, n)):
+            (answer,) = yield [left]
+            top += (answer or left)[:1]
+            left = [document for document in left if document != top[-1]]
+        return top
+
+    def estimate(self, n):
+        return min(self.k, n - 1)
+
+
+def test_rankgpt_accepts_a_custom_schedule():
+    model = Scripted(oracle)
+    ranker = RankGPT(model, schedule=OneByOne())
+    out = ranker(candidates(documents=9, shuffle=1))
+    assert worth(out.sort_values("rank")).tolist() == [8, 7, 6, 0, 1, 2, 3, 4, 5]
+    assert [len(shown(messages)) for messages in model.asked] == [9, 8, 7]
+    assert ranker.counts[["llm_prompts", "llm_rounds"]].values.tolist() == [[3, 3]]

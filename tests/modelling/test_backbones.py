@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BartConfig, BertConfig
 
-from pyterrier_longdoc.modelling.backbones.architectures import BigBirdRules, EqualLengthRules
+from pyterrier_longdoc.modelling.backbones.architectures import BigBirdRules
 from pyterrier_longdoc.modelling.backbones.families import FAMILIES
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
@@ -24,7 +24,6 @@ from pyterrier_longdoc.modelling.readers.padded import one_separator
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import scorers, tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.systems import QUIET, make, slow_but
 from ..support.threads import meanwhile
 from ..support.tiny import change
@@ -120,7 +119,7 @@ def test_the_names_of_two_labels_decide_which_is_positive(names, relevant, tmp_p
 @pytest.mark.parametrize("names", [["a", "b"], ["relevant", "other"], ["relevant", "relevant"]])
 def test_two_labels_with_ambiguous_names_are_refused(names, tmp_path):
     folder = tiny.checkpoint(tmp_path, labels=2, id2label=dict(enumerate(names)))
-    with pytest.raises(ValueError, match=f"two labels, {names[0]!r} and {names[1]!r}.*id2label"):
+    with pytest.raises(ValueError, match="id2label"):
         load_backbone(folder)
 
 
@@ -210,15 +209,6 @@ def test_families_with_positions_by_token_ids_have_the_right_longest_input(famil
         backbone.model(torch.full((1, 65), 7))
         with pytest.raises((IndexError, RuntimeError)):
             backbone.model(torch.full((1, 66), 7))
-
-
-LEAKY = [name for name, family in FAMILIES.items() if family.rules is EqualLengthRules]
-
-
-@pytest.mark.parametrize("family", slow_but(("fnet",), LEAKY))
-def test_encoders_that_attend_to_padding_give_the_same_scores_in_any_batch(family, tmp_path, results):
-    model = make("MaxP", tiny.checkpoint(tmp_path, family, labels=None))
-    assert_independent(model, results)
 
 
 def test_bigbird_runs_one_pass_at_a_time():

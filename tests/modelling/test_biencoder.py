@@ -213,20 +213,18 @@ def test_a_cross_encoder_used_as_bi_encoder_causes_a_warning(cross_encoder):
         ld.BiEncoder(cross_encoder, **SMALL)(ONE)
 
 
-@pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a ", "find  "])
-@pytest.mark.parametrize(
-    "make", [tiny.tokenizer, byte_tokenizer, partial(byte_tokenizer, words=False), sentence_piece_tokenizer]
-)
-def test_a_prefix_is_tokenized_as_in_the_whole_text(make, prefix, caplog):
-    tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
-    texts = ["the cat and the dog", "rain", "Café! 12"]
-    encoder = torch.nn.Module()
-    encoder.config = BertConfig(type_vocab_size=2)
-    specials, lead = specials_of_text(Backbone(encoder, tokenizer, None, None, "mean"), prefix)
-    for text, tokens in zip(texts, tokenize(tokenizer, texts, lead=lead), strict=True):
-        one = specials.around(tokens.ids[:0], tokens.ids)
-        assert one.ids.tolist() == tokenizer(prefix + text)["input_ids"]
-    assert "tokenized apart" not in caplog.text
+def test_a_prefix_is_tokenized_as_in_the_whole_text(caplog):
+    for make in [tiny.tokenizer, byte_tokenizer, partial(byte_tokenizer, words=False), sentence_piece_tokenizer]:
+        for prefix in ["", "query: ", "find the dog: ", "a ", "find  "]:
+            tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
+            texts = ["the cat and the dog", "rain", "Café! 12"]
+            encoder = torch.nn.Module()
+            encoder.config = BertConfig(type_vocab_size=2)
+            specials, lead = specials_of_text(Backbone(encoder, tokenizer, None, None, "mean"), prefix)
+            for text, tokens in zip(texts, tokenize(tokenizer, texts, lead=lead), strict=True):
+                one = specials.around(tokens.ids[:0], tokens.ids)
+                assert one.ids.tolist() == tokenizer(prefix + text)["input_ids"]
+            assert "tokenized apart" not in caplog.text
 
 
 def test_embeddings_are_computed_again_for_other_settings(encoder):

@@ -92,7 +92,7 @@ def test_the_default_device_is_the_gpu_of_the_process(monkeypatch):
     assert devices.resolve_device("cuda:1") == torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.resolve_device(None) == CPU
-    with pytest.raises(ValueError, match=r"device='cuda:1': torch .* finds no GPU"):
+    with pytest.raises(ValueError, match="device='cuda:1'"):
         devices.resolve_device("cuda:1")
     with pytest.raises(RuntimeError, match="gpu"):
         devices.resolve_device("gpu")

@@ -3,7 +3,6 @@
 Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -122,71 +121,69 @@ def matching(head):
     return head.match(query, document, same) if head.needs in ("last", "all") else torch.zeros(0)
 
 
-@pytest.fixture(params=ALL)
-def name(request):
-    return request.param
+def test_scores_do_not_depend_on_other_documents_or_padding():
+    for name in ALL:
+        head = make(name)
+        batch = encoded()
+        scores = head(batch)
+        assert scores.shape == (4,)
+        assert len(set(scores.tolist())) == 4
+        alone = torch.cat([head(document) for document in documents_of(batch)])
+        torch.testing.assert_close(scores, alone, **CLOSE)
+        for garbage in (None, 0, 1):
+            torch.testing.assert_close(head(encoded(windows=8, garbage=garbage)), scores, **CLOSE)
 
 
-@pytest.fixture
-def head(name):
-    return make(name)
+def test_only_ordered_heads_depend_on_the_order_of_windows():
+    for name in ALL:
+        head = make(name)
+        batch = encoded((5, 3))
+        there = head(batch)
+        back = torch.cat([head(only(batch, i, order)) for i, order in enumerate(([3, 4, 0, 1, 2], [2, 1, 0]))])
+        if name in ORDERED:
+            assert not torch.isclose(there, back, **CLOSE).any()
+        else:
+            torch.testing.assert_close(there, back, **CLOSE)
 
 
-def test_scores_do_not_depend_on_other_documents_or_padding(head):
-    batch = encoded()
-    scores = head(batch)
-    assert scores.shape == (4,)
-    assert len(set(scores.tolist())) == 4
-    alone = torch.cat([head(document) for document in documents_of(batch)])
-    torch.testing.assert_close(scores, alone, **CLOSE)
-    for garbage in (None, 0, 1):
-        torch.testing.assert_close(head(encoded(windows=8, garbage=garbage)), scores, **CLOSE)
-
-
-def test_only_ordered_heads_depend_on_the_order_of_windows(head, name):
-    batch = encoded((5, 3))
-    there = head(batch)
-    back = torch.cat([head(only(batch, i, order)) for i, order in enumerate(([3, 4, 0, 1, 2], [2, 1, 0]))])
-    if name in ORDERED:
-        assert not torch.isclose(there, back, **CLOSE).any()
-    else:
-        torch.testing.assert_close(there, back, **CLOSE)
-
-
-@pytest.mark.parametrize("initial", [True, False], ids=["initial", "random"])
-def test_gradients_reach_every_parameter(name, initial):
+def test_gradients_reach_every_parameter():
     # Also where attention starts at zero: its gradient does not vanish there.
-    torch.manual_seed(0)
-    head = build_head(name, H, channels=CHANNELS).eval() if initial else make(name)
-    if name in WITHOUT_WEIGHTS:
-        assert not list(head.parameters())
-        return
-    # Some parameters work on token states, before the matches.
-    (head(encoded()).square().sum() + matching(head).square().sum()).backward()
-    sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
-    without = [key for key, size in sizes.items() if size < 1e-6 * max(sizes.values())]
-    assert without == [key for key, _ in head.named_parameters() if key.endswith(SHIFTS)]
+    for name, initial in [(name, initial) for name in ALL for initial in (True, False)]:
+        torch.manual_seed(0)
+        head = build_head(name, H, channels=CHANNELS).eval() if initial else make(name)
+        if name in WITHOUT_WEIGHTS:
+            assert not list(head.parameters())
+            continue
+        # Some parameters work on token states, before the matches.
+        (head(encoded()).square().sum() + matching(head).square().sum()).backward()
+        sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
+        without = [key for key, size in sizes.items() if size < 1e-6 * max(sizes.values())]
+        assert without == [key for key, _ in head.named_parameters() if key.endswith(SHIFTS)], name
 
 
-def test_window_scores_are_scores_of_documents_of_one_window(head):
-    batch = encoded(garbage=0)
-    by_window = head.window_scores(batch)
-    assert by_window.shape == batch.mask.shape
-    assert torch.equal(by_window.isnan(), ~batch.mask)
-    for i, j in batch.mask.nonzero().tolist():
-        torch.testing.assert_close(by_window[i, j], head(only(batch, i, [j]))[0], **CLOSE)
+def test_window_scores_are_scores_of_documents_of_one_window():
+    for name in ALL:
+        head = make(name)
+        batch = encoded(garbage=0)
+        by_window = head.window_scores(batch)
+        assert by_window.shape == batch.mask.shape
+        assert torch.equal(by_window.isnan(), ~batch.mask)
+        for i, j in batch.mask.nonzero().tolist():
+            torch.testing.assert_close(by_window[i, j], head(only(batch, i, [j]))[0], **CLOSE)
 
 
-def test_window_weights_are_a_distribution_over_the_real_windows(head, name):
-    batch = encoded(garbage=0)
-    weights = head.window_weights(batch)
-    assert (weights is not None) == (type(head).window_weights is not Head.window_weights)
-    assert weights is not None or name not in ("parade-attn", "parade-attn-elementwise")
-    if weights is not None:
-        assert weights.shape == batch.mask.shape
-        torch.testing.assert_close(weights.sum(1), torch.ones(4), **CLOSE)
-        assert (weights[~batch.mask] == 0).all()
-        assert (weights[batch.mask] > 0).all()
+def test_window_weights_are_a_distribution_over_the_real_windows():
+    for name in ALL:
+        head = make(name)
+        batch = encoded(garbage=0)
+        weights = head.window_weights(batch)
+        assert (weights is not None) == (type(head).window_weights is not Head.window_weights)
+        assert weights is not None or name not in ("parade-attn", "parade-attn-elementwise")
+        if weights is not None:
+            assert weights.shape == batch.mask.shape
+            torch.testing.assert_close(weights.sum(1), torch.ones(4), **CLOSE)
+            assert (weights[~batch.mask] == 0).all()
+            assert (weights[batch.mask] > 0).all()
 
 
 def final(head, x):
@@ -236,57 +233,54 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), FORMULAS)
-def test_scores_of_heads_equal_their_formulas(name, options):
-    head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
-    expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
-    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+def test_scores_of_heads_equal_their_formulas():
+    for name, options in FORMULAS:
+        head, batch = make(name, **dict(options)), encoded((6, 1, 3, 2))
+        expected = [FORMULAS[name, options](head, array(document.cls[0])) for document in documents_of(batch)]
+        assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0, math.inf])
-def test_a_temperature_that_gives_no_soft_maximum_is_refused(temperature):
-    with pytest.raises(ValueError, match=f"temperature={temperature}"):
-        ld.SoftMaxP(temperature=temperature)
+def test_the_soft_maximum_of_an_extreme_temperature_is_its_limit():
+    for temperature, limit, tolerance in [(1e-3, "maxp", 0.01), (1e5, "avgp", 1e-4), (1e8, "avgp", 1e-4)]:
+        head, batch = make("softmaxp", temperature=temperature), encoded((6, 1, 3, 2))
+        other = make(limit)
+        other.load_state_dict(head.state_dict())
+        torch.testing.assert_close(head(batch), other(batch), atol=tolerance, rtol=1e-4)
+        head(batch).sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
 
 
-@pytest.mark.parametrize(
-    ("temperature", "limit", "tolerance"), [(1e-3, "maxp", 0.01), (1e5, "avgp", 1e-4), (1e8, "avgp", 1e-4)]
-)
-def test_the_soft_maximum_of_an_extreme_temperature_is_its_limit(temperature, limit, tolerance):
-    head, batch = make("softmaxp", temperature=temperature), encoded((6, 1, 3, 2))
-    other = make(limit)
-    other.load_state_dict(head.state_dict())
-    torch.testing.assert_close(head(batch), other(batch), atol=tolerance, rtol=1e-4)
-    head(batch).sum().backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
+def test_transformer_heads_with_projections_and_query_states_equal_their_formulas():
+    for separators in [True, False]:
+        for aggregator in [None, tiny.AGGREGATOR]:
+            for separate in [False, True]:
+                options = {"aggregator": aggregator, "separators": separators}
+                head, batch = (
+                    make("parade-transformer-query", separate_projection=separate, **options),
+                    encoded((6, 1, 3, 2)),
+                )
+                plain = make("parade-transformer", **options)
+                for document, score, without in zip(documents_of(batch), head(batch), plain(batch), strict=True):
+                    p, q = array(document.cls[0]), array(document.query.states[0])
+                    if aggregator:
+                        assert without.item() == pytest.approx(
+                            transformer(plain, linear(p, plain.project)), rel=1e-4, abs=1e-5
+                        )
+                    q = linear(q, head.project_query if separate else head.project) if separate or aggregator else q
+                    expected = transformer(head, linear(p, head.project) if aggregator else p, q)
+                    assert score.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("aggregator", [None, tiny.AGGREGATOR], ids=["random", "narrower"])
-@pytest.mark.parametrize("separators", [True, False])
-def test_transformer_heads_with_projections_and_query_states_equal_their_formulas(separate, aggregator, separators):
-    options = {"aggregator": aggregator, "separators": separators}
-    head, batch = make("parade-transformer-query", separate_projection=separate, **options), encoded((6, 1, 3, 2))
-    plain = make("parade-transformer", **options)
-    for document, score, without in zip(documents_of(batch), head(batch), plain(batch), strict=True):
-        p, q = array(document.cls[0]), array(document.query.states[0])
-        if aggregator:
-            assert without.item() == pytest.approx(transformer(plain, linear(p, plain.project)), rel=1e-4, abs=1e-5)
-        q = linear(q, head.project_query if separate else head.project) if separate or aggregator else q
-        expected = transformer(head, linear(p, head.project) if aggregator else p, q)
-        assert score.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", ["parade-attn", "parade-attn-elementwise"])
-def test_attention_starts_as_the_average(name):
-    torch.manual_seed(0)
-    head = build_head(name, H).eval()
-    average = build_head("parade-avg", H).eval()
-    average.final.load_state_dict(head.final.state_dict())
-    batch = encoded()
-    torch.testing.assert_close(head(batch), average(batch), **CLOSE)
-    expected = batch.mask / batch.mask.sum(1, keepdim=True)
-    torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
+def test_attention_starts_as_the_average():
+    for name in ["parade-attn", "parade-attn-elementwise"]:
+        torch.manual_seed(0)
+        head = build_head(name, H).eval()
+        average = build_head("parade-avg", H).eval()
+        average.final.load_state_dict(head.final.state_dict())
+        batch = encoded()
+        torch.testing.assert_close(head(batch), average(batch), **CLOSE)
+        expected = batch.mask / batch.mask.sum(1, keepdim=True)
+        torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
 
 
 def test_the_number_of_attention_heads_depends_on_the_hidden_size():
@@ -339,28 +333,29 @@ def start(width=H, final=True):
     return WarmStart(layer, torch.full((width,), 2.0), torch.full((width,), 3.0))
 
 
-def test_warm_start_takes_over_the_final_layer(name):
-    head, warm = make(name), start()
-    if name in WITHOUT_WEIGHTS:
-        assert head.ready_from(warm) == (name == "cosine")  # MaxSim also asks for the projection
-        assert head.ready_from(MaxSimStart(warm.final, warm.cls_embedding, warm.sep_embedding, trained=True))
-        return
-    before = head.final.weight.clone()
-    for nothing_to_copy in (start(final=False), start(width=H + 8)):
-        head.warm_start(nothing_to_copy)
-        assert not head.ready_from(nothing_to_copy)
-        assert torch.equal(head.final.weight, before)
-    head.warm_start(warm)
-    assert head.ready_from(warm) == (name not in NEEDS_TRAINING)
-    if name not in NEEDS_TRAINING:
-        own = head.final.weight[:, -H:]
-        assert torch.equal(own, warm.final.weight)
-        assert (head.final.weight[:, :-H] == 0).all()  # features that the checkpoint knows nothing of
-        assert torch.equal(head.final.bias, warm.final.bias)
-        nn.init.zeros_(warm.final.weight)  # a copy, not the checkpoint's own layer
-        assert own.abs().min() > 0
-    else:
-        assert torch.equal(head.final.weight, before)
+def test_warm_start_takes_over_the_final_layer():
+    for name in ALL:
+        head, warm = make(name), start()
+        if name in WITHOUT_WEIGHTS:
+            assert head.ready_from(warm) == (name == "cosine")  # MaxSim also asks for the projection
+            assert head.ready_from(MaxSimStart(warm.final, warm.cls_embedding, warm.sep_embedding, trained=True))
+            continue
+        before = head.final.weight.clone()
+        for nothing_to_copy in (start(final=False), start(width=H + 8)):
+            head.warm_start(nothing_to_copy)
+            assert not head.ready_from(nothing_to_copy)
+            assert torch.equal(head.final.weight, before)
+        head.warm_start(warm)
+        assert head.ready_from(warm) == (name not in NEEDS_TRAINING)
+        if name not in NEEDS_TRAINING:
+            own = head.final.weight[:, -H:]
+            assert torch.equal(own, warm.final.weight)
+            assert (head.final.weight[:, :-H] == 0).all()  # features that the checkpoint knows nothing of
+            assert torch.equal(head.final.bias, warm.final.bias)
+            nn.init.zeros_(warm.final.weight)  # a copy, not the checkpoint's own layer
+            assert own.abs().min() > 0
+        else:
+            assert torch.equal(head.final.weight, before)
 
 
 OTHER_VALUES = {
@@ -383,8 +378,8 @@ def other_value(name, option, default):
     return default + 1 if isinstance(default, int) else default + 0.25
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name in ALL for option in head_options(name)])
-def test_every_option_of_a_head_has_an_effect(name, option):
+@pytest.mark.parametrize("name", [name for name in ALL if head_options(name)])
+def test_every_option_of_a_head_has_an_effect(name):
     def outcome(**options):
         torch.manual_seed(0)
         head = build_head(name, H, channels=CHANNELS, **options).train()
@@ -393,9 +388,9 @@ def test_every_option_of_a_head_has_an_effect(name, option):
         parameters = sum(p.numel() for p in head.parameters())
         return parameters, head(encoded((12, 4))).tolist(), matching(head).tolist()
 
-    value = other_value(name, option, head_options(name)[option])
-    assert outcome() == outcome(**{option: head_options(name)[option]})
-    assert outcome() != outcome(**{option: value})
+    for option, default in head_options(name).items():
+        assert outcome() == outcome(**{option: default}), option
+        assert outcome() != outcome(**{option: other_value(name, option, default)}), option
 
 
 def test_unknown_names_and_options_of_heads_are_refused():

@@ -11,10 +11,9 @@ import torch
 import transformers
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.layout import LAYOUTS, InputLayout
+from pyterrier_longdoc.modelling.layout import InputLayout
 
 from ..support import tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.scorers import Passes
 from ..support.systems import QUIET, make, scores
 from .test_model import CLOSE, text_of
@@ -24,14 +23,8 @@ pytestmark = QUIET
 ONE = {"layout": "shared", "windows": ld.Truncate(20)}
 
 
-@pytest.mark.parametrize(
-    ("make_bad", "name"),
-    [
-        (lambda: InputLayout(positions="rows"), "positions='rows'"),
-        (lambda: InputLayout(positions="real tokens"), "pad_query"),
-        (lambda: InputLayout(pad_query=32), "pad_query=32"),
-        (lambda: InputLayout(shared_budget=None), "shared_budget=None"),
-        (lambda: InputLayout(lowercase="no"), "lowercase='no'"),
+def test_contradictory_arguments_of_a_layout_are_refused_by_name():
+    for make_bad, name in [
         (lambda: InputLayout(pad_query=True, shared_budget=True), "shared_budget"),
         (lambda: ld.MaxP(layout="paded"), "layout='paded'"),
         (lambda: ld.MaxP(layout=True), "layout=True"),
@@ -42,11 +35,9 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
         (lambda: ld.FirstP(layout="shared", preselect=ld.BM25Windows(2)), "preselect"),
         (lambda: ld.FirstP(layout="shared", text_field=("title", "text"), repeat="title"), "repeat"),
         (lambda: ld.LateIR(**ONE), "layout='shared'"),
-    ],
-)
-def test_contradictory_arguments_of_a_layout_are_refused_by_name(make_bad, name):
-    with pytest.raises(ValueError, match=name):
-        make_bad()
+    ]:
+        with pytest.raises(ValueError, match=name):
+            make_bad()
 
 
 def test_lower_case_keeps_every_character_at_its_place():
@@ -144,13 +135,3 @@ def test_the_padded_layout_has_the_positions_of_longformer_in_hugging_face(query
     if len(own) < 6 or len(its) < 20:
         columns = scores(ld.LongP(folder, layout="padded-lowercase", **arguments), frame)[0]
         assert columns != pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [*(("FirstP", layout) for layout in LAYOUTS), pytest.param("LateIR", "padded", marks=pytest.mark.slow)],
-)
-def test_scores_do_not_depend_on_the_batch_or_its_padding(name, layout, tmp_path):
-    backbone = tiny.cased(tiny.checkpoint(tmp_path, "roberta"))
-    model = make(name, backbone, layout=layout, max_query_len=4)
-    assert_independent(model, tiny.longer_results(), tolerance=1e-5)

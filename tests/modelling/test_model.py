@@ -202,9 +202,8 @@ TITLED = Document(text_of(30), "the red bird and the blue cat")
 LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "preselect=FirstK(k=2)", "layout='shared'"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "query", "text", "cut"),
-    [
+def test_coverage_names_the_argument_that_causes_truncation(backbone):
+    for arguments, query, text, cut in [
         ({"max_doc_len": 45}, "a", text_of(95), {"max_doc_len=45": 50}),
         ({"max_query_len": 3}, text_of(5), text_of(9), {"max_query_len=3": 2}),
         ({"windows": HALVES, "windows_argument": "max_windows=2"}, "a", text_of(95), {"max_windows=2": 55}),
@@ -220,16 +219,16 @@ LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "presel
         ({"layout": "shared", "windows": WholeText()}, "a", text_of(200), {SHARED: 200 - (128 - 3 - 1)}),
         ({"layout": "shared", "windows": WholeText(), "max_doc_len": 20}, "a", text_of(95), {SHARED: 95 - 27}),
         ({}, text_of(8), text_of(95), {}),
-    ],
-)
-def test_coverage_names_the_argument_that_causes_truncation(backbone, arguments, query, text, cut):
-    scorer = make(backbone, **arguments)
-    coverage = scorer.score([query] * 2, [text] * 2).coverage
-    assert coverage.truncated == cut
-    assert coverage.lost == {name: n for name, n in cut.items() if not name.startswith(("max_windows=", "preselect="))}
-    unread = coverage.tokens - coverage.tokens_read + coverage.query_tokens - coverage.query_tokens_read
-    assert unread == sum(n for name, n in cut.items() if not name.startswith("repeat_tokens"))
-    assert scorer.coverage_of([query] * 2, [text] * 2) == coverage
+    ]:
+        scorer = make(backbone, **arguments)
+        coverage = scorer.score([query] * 2, [text] * 2).coverage
+        assert coverage.truncated == cut
+        assert coverage.lost == {
+            name: n for name, n in cut.items() if not name.startswith(("max_windows=", "preselect="))
+        }
+        unread = coverage.tokens - coverage.tokens_read + coverage.query_tokens - coverage.query_tokens_read
+        assert unread == sum(n for name, n in cut.items() if not name.startswith("repeat_tokens"))
+        assert scorer.coverage_of([query] * 2, [text] * 2) == coverage
 
 
 @pytest.mark.parametrize("head", ["maxp", "parade-transformer-query", "cedr-knrm"])

@@ -91,7 +91,7 @@ def test_a_custom_reader_changes_the_input(cross_encoder, results):
 @pytest.mark.parametrize("argument", [{"layout": "padded"}, {"template": "query: {query} text: {text}"}])
 def test_arguments_that_a_reader_ignores_are_refused(argument, cross_encoder, results):
     [name] = argument
-    with pytest.raises(ValueError, match=f"{name}= would have no effect: Reversed"):
+    with pytest.raises(ValueError, match=f"{name}="):
         over(ReversedEncoder, cross_encoder, **argument)(results)
 
 

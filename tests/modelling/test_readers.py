@@ -68,22 +68,19 @@ def test_special_tokens_surround_query_and_text():
     assert BERT.around(ids(), ids()).ids.tolist() == [CLS, SEP, SEP]
 
 
-@pytest.mark.parametrize(
-    ("query", "text", "expected"),
-    [
+def test_query_and_text_are_padded_separately():
+    for query, text, expected in [
         ((11, 12), (21, 22, 23), [CLS, 11, 12, PAD, PAD, SEP, 21, 22, 23, SEP]),
         ((11, 12), (24,), [CLS, 11, 12, PAD, PAD, SEP, 24, PAD, PAD, SEP]),
         ((14, 15, 16, 17), (), [CLS, 14, 15, 16, 17, SEP, PAD, PAD, PAD, SEP]),
         ((), (41, 42, 43), [CLS, PAD, PAD, PAD, PAD, SEP, 41, 42, 43, SEP]),
-    ],
-)
-def test_query_and_text_are_padded_separately(query, text, expected):
-    one = BERT.around(ids(*query), ids(*text), 4, 3)
-    assert one.ids.tolist() == expected
-    real = [True] * len(one) if one.mask is None else one.mask.tolist()
-    assert real == [token != PAD for token in expected]
-    assert one.types.tolist() == [0] * 6 + [1] * 4
-    assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
+    ]:
+        one = BERT.around(ids(*query), ids(*text), 4, 3)
+        assert one.ids.tolist() == expected
+        real = [True] * len(one) if one.mask is None else one.mask.tolist()
+        assert real == [token != PAD for token in expected]
+        assert one.types.tolist() == [0] * 6 + [1] * 4
+        assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
 
 
 def test_a_text_can_come_before_the_query():
@@ -93,11 +90,11 @@ def test_a_text_can_come_before_the_query():
     assert one.mask.tolist() == [token != PAD for token in one.ids]
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_without_special_tokens_an_empty_input_is_a_padding_token(size):
-    one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
-    assert one.ids.tolist() == [PAD] * max(1, size)
-    assert one.mask is None or one.mask.tolist() == [True, False, False]
+def test_without_special_tokens_an_empty_input_is_a_padding_token():
+    for size in [0, 3]:
+        one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
+        assert one.ids.tolist() == [PAD] * max(1, size)
+        assert one.mask is None or one.mask.tolist() == [True, False, False]
 
 
 def test_equal_inputs_have_equal_keys_and_others_do_not():
@@ -149,9 +146,8 @@ def test_padded_inputs_have_a_fixed_size():
 TRAIL = Template("{query} fish {text}")
 
 
-@pytest.mark.parametrize(
-    ("make", "windows", "query", "expected"),
-    [
+def test_queries_and_windows_share_the_longest_input():
+    for make, windows, query, expected in [
         # One input: 128 tokens, three of them special.
         (Reader, GreedyChunks(), 8, (8, 117)),
         (Reader, SLIDING, 8, (8, 40)),
@@ -176,21 +172,18 @@ TRAIL = Template("{query} fish {text}")
         (lambda _, s: LateReader(backbone(vectors=110), s), SLIDING, None, (60, 40)),
         (lambda _, s: LateReader(backbone(vectors=110), s), SentenceWindows(), None, (25, 75)),
         (lambda _, s: LateReader(backbone(None, vectors=110), s), GreedyChunks(), 8, (8, 92)),
-    ],
-)
-def test_queries_and_windows_share_the_longest_input(make, windows, query, expected):
-    reader = make(backbone(), requested(windows, query))
-    assert (reader.max_query_len, reader.windows.largest) == expected
-    # Room for titles comes out of that of windows.
-    largest = reader.windows.largest
-    if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
-        titled = make(backbone(), requested(windows, query, repeat_tokens=10))
-        assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
+    ]:
+        reader = make(backbone(), requested(windows, query))
+        assert (reader.max_query_len, reader.windows.largest) == expected
+        # Room for titles comes out of that of windows.
+        largest = reader.windows.largest
+        if largest is not None and windows.resized(sys.maxsize) != windows and largest < 477:
+            titled = make(backbone(), requested(windows, query, repeat_tokens=10))
+            assert (titled.max_query_len, titled.windows.largest) == (expected[0], largest - 10)
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "name"),
-    [
+def test_arguments_that_do_not_fit_the_input_are_refused_by_name():
+    for make, arguments, name in [
         (Reader, {"max_query_len": 125}, "max_query_len=125"),
         (SeparateReader, {"max_query_len": 127}, "max_query_len=127"),
         (lambda _, s: LateReader(backbone(vectors=110), s), {"max_query_len": 100}, "max_query_len=100"),
@@ -204,11 +197,9 @@ def test_queries_and_windows_share_the_longest_input(make, windows, query, expec
         (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),
         (lambda _, s: reader_of(backbone(prompt="find: "), s), {"layout": LAYOUTS["shared"]}, "layout='pair'"),
         (PaddedReader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
-    ],
-)
-def test_arguments_that_do_not_fit_the_input_are_refused_by_name(make, arguments, name):
-    with pytest.raises(ValueError, match=name):
-        make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))
+    ]:
+        with pytest.raises(ValueError, match=name):
+            make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))

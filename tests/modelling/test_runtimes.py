@@ -221,8 +221,10 @@ CHANGES = {
 """Changes of a backbone that are none of its weights."""
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["MaxP", "MaxSim", "LateIR", "BiEncoder-max"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [*(("MaxP", change) for change in CHANGES), ("MaxSim", "module"), ("LateIR", "hook"), ("BiEncoder-max", "number")],
+)
 def test_other_changes_than_of_weights_are_noticed(name, change, cross_encoder, results, can_export):
     model, unused = make(name, cross_encoder), make(name, cross_encoder, runtime="torch")
     before = scores(model, results)

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import platform
-import re
 import shutil
 import warnings
 from contextlib import suppress
@@ -26,7 +25,7 @@ from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 
 from ..support import processes, tiny
-from ..support.systems import QRELS, QUIET, REPRESENTATIVE, TRAINABLE, make, reloaded, scores, slow_but
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, reloaded, scores, slow_but
 
 pytestmark = QUIET
 LORA = ld.TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
@@ -35,16 +34,16 @@ FILES = {*JSON, "model.safetensors", "tokenizer.json", "tokenizer_config.json", 
 
 
 @pytest.fixture(scope="session")
-def _saved(tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     make("MaxP", training=ld.TrainingArgs(margin=0.5)).fit(tiny.results(), QRELS).save(folder)
     return folder
 
 
 @pytest.fixture
-def saved(_saved, tmp_path) -> Path:
+def saved(trained, tmp_path) -> Path:
     """A folder with a trained MaxP, which a test may damage."""
-    return Path(shutil.copytree(_saved, tmp_path / "saved"))
+    return Path(shutil.copytree(trained, tmp_path / "saved"))
 
 
 def edit(folder: Path, **changes) -> None:
@@ -52,7 +51,7 @@ def edit(folder: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, [*TRAINABLE, "KMaxP", "PARADE-attn", "CEDR-pacrr"]))
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
 def test_a_trained_model_is_saved_and_loaded_with_scores_and_history(name, results, tmp_path):
     model, folder = make(name, seed=7, training=ld.TrainingArgs(learning_rates={"": 1e-2})), tmp_path / "new" / "folder"
     model.fit(results, QRELS).save(folder)
@@ -76,6 +75,7 @@ def test_a_trained_model_is_saved_and_loaded_with_scores_and_history(name, resul
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "seed": 3}),
         ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "layout": "padded"}),
         ("MaxP", {"layout": ld.InputLayout(pad_query=True, lowercase=True)}),
+        ("MaxP", {"max_query_len": None, "pooling": "cls"}),
         ("MaxP", {"backbone": Path(tiny.encoder())}),
         ("LateIR", {"interaction": Path(tiny.aggregator()), "aggregator": Path(tiny.aggregator())}),
         ("KMaxP", {"k": np.int64(2), "weights": np.array([1.0, 0.5])}),
@@ -190,21 +190,17 @@ def selecting(seed: int, tmp_path) -> ld.MaxP:
     return make("MaxP", model, preselect=ld.CrossEncoderWindows(1, make("FirstP", selector)))
 
 
-def calibrated(model: ld.MaxP, bias: float) -> ld.Calibrated:
-    return ld.Calibrated(model, calibration={"of": ["score"], "weights": [1.0], "bias": bias, "steps": None})
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_disk_that_is_full_at_any_write_leaves_the_earlier_model(tmp_path):
-    """Its weights, tokenizer, selector and calibration, byte for byte."""
+    """Its weights, tokenizer and selector, byte for byte."""
     folder = tmp_path / "saved"
-    calibrated(selecting(1, tmp_path), bias=0.5).save(folder)
-    new = calibrated(selecting(2, tmp_path), bias=0.7)
+    selecting(1, tmp_path).save(folder)
+    new = selecting(2, tmp_path)
     before, full, failed = files_of(folder), OSError(errno.ENOSPC, "No space left on device"), 0
-    assert {"calibration.json", "preselect/model.safetensors", "tokenizer.json"} <= before.keys()
+    assert {"preselect/model.safetensors", "tokenizer.json"} <= before.keys()
     while files_of(folder) == before:
         with pytest.MonkeyPatch.context() as patch:
             calls = let_fail(patch, failed + 1, full, WRITES)
@@ -279,7 +275,7 @@ def test_weights_of_another_program_are_not_overwritten(tmp_path):
 def test_another_model_is_only_overwritten_on_request(other, saved, tmp_path):
     before, other = files_of(saved), other(tmp_path / "backbone")
     ld.MaxP.load(saved).save(saved)
-    with pytest.raises(ValueError, match=r"holds a MaxP.*overwrite=True"):
+    with pytest.raises(ValueError, match="overwrite=True"):
         other.save(saved)
     assert files_of(saved).keys() == before.keys()
     other.save(saved, overwrite=True)
@@ -290,7 +286,7 @@ def test_a_model_of_a_newer_version_is_only_overwritten_on_request(saved):
     model = ld.MaxP.load(saved)
     edit(saved, format_version=2)
     before = files_of(saved)
-    with pytest.raises(ValueError, match=r"newer.*overwrite=True"):
+    with pytest.raises(ValueError, match="overwrite=True"):
         model.save(saved)
     assert files_of(saved) == before
     model.save(saved, overwrite=True)
@@ -316,22 +312,76 @@ def test_left_overs_of_killed_saves_are_removed(saved, tmp_path):
     assert all(folder.exists() for folder in foreign)
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "[" * 100_000, '{"format": "pyterrier_longdoc"}', b"\xff"])
-@pytest.mark.parametrize("name", ["config.json", "training.json"])
-def test_a_damaged_file_is_named_and_can_be_saved_again(name, content, saved, tmp_path):
+def holding(name: str, content: str | bytes):
+    """Damage: the content of a file."""
+    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def removed(*names: str):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def halved(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def weighing(change):
+    """Damage: other tensors."""
+    return lambda folder: save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
+
+
+def of_another_model(folder: Path) -> None:
+    make("MaxP", seed=3, pooling="cls").save(folder / "other")
+    shutil.copy(folder / "other" / WEIGHTS, folder)
+
+
+WEIGHTS, FINAL = "model.safetensors", "head.final.weight"
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+NOT_JSON = ("", "[1]", "[" * 100_000, '{"format": "pyterrier_longdoc"}', b"\xff")
+DAMAGES = [
+    *((holding(name, content), name) for name in ("config.json", "training.json") for content in NOT_JSON),
+    *(
+        (lambda folder, key=key: edit(folder, **{key: [None]}), "saved")
+        for key in ("class", "encoder", "format_version", "head", "parameters", "weights")
+    ),
+    *(
+        (lambda folder, changes=changes: edit(folder, **changes), word)
+        for changes, word in (
+            ({"format": "other"}, "not saved"),
+            ({"format_version": 2}, "newer"),
+            ({"class": "LongestP"}, "LongestP"),
+            ({"class": "LongestP", "module": "__main__"}, "notebook"),
+            ({"head": {"name": "minp", "options": {}, "ready": True}}, "minp"),
+            ({"parameters": {"backbone": "b", "windows": {"type": "os.system"}}}, r"os\.system"),
+        )
+    ),
+    *((holding("tokenizer.json", content), "tokenizer") for content in ("{", "{}")),
+    (removed("tokenizer.json", "tokenizer_config.json"), "tokenizer"),
+    (holding(WEIGHTS, LFS), "git lfs"),
+    (of_another_model, "mixes two models"),
+    *((damage, WEIGHTS) for damage in (halved, holding(WEIGHTS, b""), removed(WEIGHTS))),
+    (weighing(lambda state: {key: value for key, value in state.items() if key != FINAL}), "weights"),
+    (weighing(lambda state: {**state, FINAL: torch.zeros(1, 31)}), "weights"),
+    (weighing(lambda state: {**state, "extra": torch.zeros(1)}), "weights"),
+]
+
+
+def test_a_damaged_folder_is_refused_by_what_is_wrong(trained, tmp_path):
+    for number, (damage, word) in enumerate(DAMAGES):
+        folder = Path(shutil.copytree(trained, tmp_path / f"{number}" / "saved"))
+        damage(folder)
+        with pytest.raises((ValueError, FileNotFoundError), match=word):
+            ld.CrossEncoder.load(folder)
+
+
+def test_a_damaged_file_can_be_saved_again(saved):
     model = ld.MaxP.load(saved)
-    (saved / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=f"{name}' is damaged.*save the model again"):
-        ld.MaxP.load(saved)
-    model.save(saved)
-    ld.MaxP.load(saved)
-
-
-@pytest.mark.parametrize("key", ["class", "encoder", "format_version", "head", "parameters", "weights"])
-def test_a_configuration_with_a_wrong_type_is_named(key, saved):
-    edit(saved, **{key: [None]})
-    with pytest.raises(ValueError, match=re.escape(str(saved))):
-        ld.MaxP.load(saved)
+    for name in ("config.json", "training.json"):
+        for content in NOT_JSON:
+            holding(name, content)(saved)
+            model.save(saved)
+            ld.MaxP.load(saved)
 
 
 def test_a_tilde_in_a_path_is_the_home_folder(tmp_path, monkeypatch, results):
@@ -371,21 +421,6 @@ def test_a_recipe_whose_function_is_not_saved_warns(results, tmp_path):
         assert ld.MaxP.load(tmp_path).training.margin == 2.0
 
 
-def test_weights_of_another_save_are_refused(tmp_path):
-    for name, seed in (("one", 1), ("other", 2)):
-        make("MaxP", seed=seed, pooling="cls").save(tmp_path / name)
-    [weights] = (tmp_path / "other").glob("*.safetensors")
-    shutil.copy(weights, tmp_path / "one")
-    with pytest.raises(ValueError, match="mixes two models"):
-        ld.MaxP.load(tmp_path / "one")
-
-
-def test_weights_that_git_lfs_has_not_fetched_are_named(saved):
-    (saved / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(ValueError, match="git lfs"):
-        ld.MaxP.load(saved)
-
-
 @pytest.mark.parametrize(
     ("saved_as", "loaded_as"),
     [(ld.MaxP, ld.FirstP), (ld.MaxP, ld.KMaxP), (ld.KMaxP, ld.MaxP), (OwnMaxP, ld.KMaxP)],
@@ -395,23 +430,6 @@ def test_loading_with_another_class_names_the_right_one(saved_as, loaded_as, tmp
     saved_as(tiny.encoder(), window_size=20, max_query_len=8, stride=10).save(tmp_path)
     with pytest.raises(ValueError, match=saved_as.__name__):
         loaded_as.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"format": "other"}, "not saved"),
-        ({"format_version": 2}, "newer"),
-        ({"class": "LongestP"}, "LongestP"),
-        ({"class": "LongestP", "module": "__main__"}, "notebook"),
-        ({"head": {"name": "minp", "options": {}, "ready": True}}, "minp"),
-        ({"parameters": {"backbone": "b", "windows": {"type": "os.system"}}}, r"os\.system"),
-    ],
-)
-def test_unknown_names_and_versions_in_a_configuration_are_refused(saved, changes, word):
-    edit(saved, **changes)
-    with pytest.raises(ValueError, match=word):
-        ld.CrossEncoder.load(saved)
 
 
 def test_loading_from_a_place_without_a_model_is_refused(tmp_path, cross_encoder):
@@ -475,41 +493,6 @@ def test_parts_that_are_not_imported_are_named_with_their_module(changes, part, 
         ld.CrossEncoder.load(saved)
 
 
-def test_missing_misshapen_and_additional_weights_are_refused(saved):
-    path, name = saved / "model.safetensors", "head.final.weight"
-    tensors = load_file(path)
-    for state in (
-        {key: value for key, value in tensors.items() if key != name},
-        {**tensors, name: torch.zeros(1, 31)},
-        {**tensors, "extra": torch.zeros(1)},
-    ):
-        save_file(state, path)
-        with pytest.raises(ValueError, match="weights"):
-            ld.MaxP.load(saved)
-
-
-def test_truncated_and_missing_files_of_weights_are_refused(saved):
-    path = saved / "model.safetensors"
-    for content in (path.read_bytes()[: path.stat().st_size // 2], b""):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"model\.safetensors' is damaged"):
-            ld.MaxP.load(saved)
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        ld.MaxP.load(saved)
-
-
-@pytest.mark.parametrize("damage", ["missing", "{", "{}"])
-def test_a_damaged_tokenizer_is_refused(saved, damage):
-    if damage == "missing":
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (saved / name).unlink()
-    else:
-        (saved / "tokenizer.json").write_text(damage)
-    with pytest.raises(ValueError, match="tokenizer"):
-        ld.MaxP.load(saved)
-
-
 def test_the_same_seed_gives_the_same_random_layers():
     first, again, other = (make("PARADE-transformer", seed=seed).model.head.final.weight for seed in (1, 1, 2))
     torch.testing.assert_close(first, again, rtol=1e-5, atol=0)
@@ -545,10 +528,10 @@ def test_start_from_a_backbone_with_other_layers_is_refused(tmp_path):
         make("MaxP").start_from(deeper)
 
 
-@pytest.mark.parametrize("other", ["longdoc:maxp", None, ld.MaxP() % 3], ids=["name", "nothing", "pipeline"])
-def test_start_from_something_without_weights_is_refused(other):
-    with pytest.raises(ValueError, match="in memory"):
-        make("MaxP").start_from(other)
+def test_start_from_something_without_weights_is_refused():
+    for other in ["longdoc:maxp", None, ld.MaxP() % 3]:
+        with pytest.raises(ValueError, match="in memory"):
+            make("MaxP").start_from(other)
 
 
 def test_start_from_a_model_with_another_vocabulary_is_refused_and_changes_nothing(results, tmp_path):

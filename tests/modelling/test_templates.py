@@ -15,7 +15,6 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, joined, wording
 
 from ..support import tiny, tiny_answers, tiny_long
-from ..support.invariance import assert_independent
 from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
 from ..support.tiny_answers import CHAT, PAIR, ROLES
 
@@ -96,42 +95,47 @@ TOKENS = {
 """The tokens of a query and a text in each template."""
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_built_in_templates_have_the_expected_tokens(name):
-    tokenizer = tokenizer_for(name)
-    ids = ids_of(tokenizer, TEMPLATES[name].in_chat(tokenizer), *PAIR)
-    assert "~".join(tokenizer.convert_ids_to_tokens(ids)) == TOKENS[name]
+def test_built_in_templates_have_the_expected_tokens():
+    for name in TEMPLATES:
+        tokenizer = tokenizer_for(name)
+        ids = ids_of(tokenizer, TEMPLATES[name].in_chat(tokenizer), *PAIR)
+        assert "~".join(tokenizer.convert_ids_to_tokens(ids)) == TOKENS[name]
 
 
-@pytest.mark.parametrize("text_first", [False, True])
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("string", ["Query:{query}", "a:({query})", "{query} find", "{query}\nfind"])
-def test_template_words_are_not_merged_with_words_of_query_or_text(string, apart, text_first):
-    tokenizer = tiny_long.byte_tokenizer()
-    tokenizer.add_tokens([":a", "(a", "a)"])  # as vocabularies of real models have them
-    parts = [string, "\n", string.replace("{query}", "{text}")][:: -1 if text_first else 1]
-    template = Template(tuple(parts) if apart else "".join(parts), special_tokens=False)
-    for query, text in [("a", "a"), *PAIRS]:
-        assert tokenizer.decode(ids_of(tokenizer, template, query, text)) == template.fill(query, text)
+def test_template_words_are_not_merged_with_words_of_query_or_text():
+    for string in ["Query:{query}", "a:({query})", "{query} find", "{query}\nfind"]:
+        for apart in [False, True]:
+            for text_first in [False, True]:
+                tokenizer = tiny_long.byte_tokenizer()
+                tokenizer.add_tokens([":a", "(a", "a)"])  # as vocabularies of real models have them
+                parts = [string, "\n", string.replace("{query}", "{text}")][:: -1 if text_first else 1]
+                template = Template(tuple(parts) if apart else "".join(parts), special_tokens=False)
+                for query, text in [("a", "a"), *PAIRS]:
+                    assert tokenizer.decode(ids_of(tokenizer, template, query, text)) == template.fill(query, text)
 
 
-@pytest.mark.parametrize("spaces", ["always", "first", "never"])
-@pytest.mark.parametrize("string", [*TEMPLATES["monot5"].parts, "{query} the: {text}", "Document: {text} the {query}"])
-def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_probe_word(string, spaces):
+def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_probe_word():
     """Its piece of a space stands alone before the probe word, but not before the words of query and text."""
-    words = {word for pair in PAIRS for text in pair for word in text.split()} - {"a"}
-    pieces = [*"Query:DocmntRlvadh", "▁", *(f"▁{word}" for word in [*words, "Query", "Document", "Relevant", "the"])]
-    core = Tokenizer(models.Unigram([("<unk>", 0.0), *((piece, -9.0) for piece in dict.fromkeys(pieces))], unk_id=0))
-    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=spaces)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
-    template = Template(string)
-    for query, text in PAIRS:
-        assert ids_of(tokenizer, template, query, text) == plain_ids(tokenizer, template.fill(query, text))
+    for string in [*TEMPLATES["monot5"].parts, "{query} the: {text}", "Document: {text} the {query}"]:
+        for spaces in ["always", "first", "never"]:
+            words = {word for pair in PAIRS for text in pair for word in text.split()} - {"a"}
+            pieces = [
+                *"Query:DocmntRlvadh",
+                "▁",
+                *(f"▁{word}" for word in [*words, "Query", "Document", "Relevant", "the"]),
+            ]
+            core = Tokenizer(
+                models.Unigram([("<unk>", 0.0), *((piece, -9.0) for piece in dict.fromkeys(pieces))], unk_id=0)
+            )
+            core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=spaces)
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+            template = Template(string)
+            for query, text in PAIRS:
+                assert ids_of(tokenizer, template, query, text) == plain_ids(tokenizer, template.fill(query, text))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
+def test_wrong_templates_are_refused_by_name():
+    for arguments, name in [
         ({"parts": "{text}"}, "{query}"),
         ({"parts": ("{query} {text}", "{text}")}, "{text}"),
         ({"parts": "qwen3"}, "'qwen3' must hold .*qwen3-reranker"),
@@ -145,14 +149,10 @@ def test_no_space_is_added_where_a_tokenizer_lacks_the_piece_of_a_space_and_the_
         ({"parts": "{query} {text} {instruction}", "instructed": "Instruct"}, "instructed='Instruct'"),
         ({"instructed": "Instruct: {instruction}"}, "instructed="),
         ({"uninstructed": "find"}, "uninstructed="),
-        ({"scale": 0}, "scale=0"),
-        ({"chat": 1}, "chat=1"),
         ({"chat": True, "parts": ("{query}", "{text}")}, "chat=True"),
-    ],
-)
-def test_wrong_templates_are_refused_by_name(arguments, name):
-    with pytest.raises(ValueError, match=name):
-        Template(**{"parts": "{query} {text}", **arguments})
+    ]:
+        with pytest.raises(ValueError, match=name):
+            Template(**{"parts": "{query} {text}", **arguments})
 
 
 def test_braces_of_a_prompt_and_ids_from_numpy_are_accepted():
@@ -178,16 +178,13 @@ def filled(model, tokenizer, template, pairs):
 
 KINDS = {
     "qwen3": ("qwen3", "qwen3-reranker", {}),
-    "mxbai": ("qwen3", "mxbai-rerank-v2", {}),
     "gemma": ("gemma", "bge-reranker-v2-gemma", {}),
     "t5": ("t5", "monot5", {"initializer_factor": 1.5}),
     "t5, two tables": ("t5", "monot5", {"tie_word_embeddings": False}),
     "mt5": ("mt5", "monot5", {}),
     "umt5": ("umt5", "monot5", {}),
     "chat": ("llama", "yes-no", {}),
-    "ctxl": ("qwen3", "ctxl-rerank-v2", {}),
     "ctxl 6b": ("mistral", "ctxl-rerank-v2", {}),
-    "zerank": ("qwen3", "zerank-2", {}),
     "granite": ("granite", "qwen3-reranker", {"logits_scaling": 8.0}),
     "cohere": ("cohere", "qwen3-reranker", {"logit_scale": 0.25}),
 }
@@ -202,7 +199,7 @@ def t5(tmp_path) -> str:
     return tiny_answers.checkpoint(tmp_path, "t5", tokenizer_for("monot5"))[1]
 
 
-@pytest.mark.parametrize("kind", slow_but(("qwen3", "gemma", "t5", "granite", "ctxl", "zerank"), KINDS))
+@pytest.mark.parametrize("kind", slow_but(("qwen3", "gemma", "t5", "granite"), KINDS))
 def test_scores_are_the_logits_of_the_filled_in_prompt(kind, tmp_path):
     family, name, changes = KINDS[kind]
     tokenizer = tokenizer_for(name)
@@ -214,9 +211,9 @@ def test_scores_are_the_logits_of_the_filled_in_prompt(kind, tmp_path):
     for cls in (ld.FirstP, ld.MaxP):
         reranker = cls(folder, template=name, **READING)
         assert_scores(reranker, expected)
-        again = reloaded(reranker, tmp_path / "saved")
-        assert again.template == name
-        assert_scores(again, expected)
+    again = reloaded(reranker, tmp_path / "saved")
+    assert again.template == name
+    assert_scores(again, expected)
     for aggregation in ("avg", "max", "attn"):  # of one window
         parade = ld.PARADE(folder, template=name, aggregation=aggregation, **READING)
         assert_scores(parade, expected)
@@ -264,8 +261,11 @@ def ids_of_whole(tokenizer, template, query, text):
     return [*around[:at], *(token for part in parts for token in plain_ids(tokenizer, part)), *around[at + 1 :]]
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("name", TEMPLATES)
+# Each template with two of the tokenizers, each tokenizer with several templates.
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [(name, list(MAKERS)[(i + j) % len(MAKERS)]) for i, name in enumerate(TEMPLATES) for j in (0, 2)],
+)
 def test_empty_queries_and_texts_are_read_as_in_the_whole_string(name, maker, tmp_path):
     tokenizer, template = MAKERS[maker](), replace(TEMPLATES[name], answers=(5, 6), scale=1.0)
     tokenizer.chat_template = CHAT
@@ -297,17 +297,17 @@ def test_a_custom_template_gives_scores_and_is_saved(tmp_path):
     assert_scores(again, expected)
 
 
-@pytest.mark.parametrize(("cls", "tokens"), [(ld.FirstP, 477), (ld.AvgP, 800), (ld.LongP, 800)])
-def test_backbones_without_a_longest_input_read_windows_of_the_default_size(cls, tokens, t5):
-    model = cls(t5, template="monot5", device="cpu", max_query_len=8)
-    model(tiny.frame(["old dog"], [" ".join(["cat dog"] * 400)]))
-    assert (model.coverage.tokens, model.coverage.tokens_read) == (800, tokens)
+def test_backbones_without_a_longest_input_read_windows_of_the_default_size(t5):
+    for cls, tokens in [(ld.FirstP, 477), (ld.AvgP, 800), (ld.LongP, 800)]:
+        model = cls(t5, template="monot5", device="cpu", max_query_len=8)
+        model(tiny.frame(["old dog"], [" ".join(["cat dog"] * 400)]))
+        assert (model.coverage.tokens, model.coverage.tokens_read) == (800, tokens)
 
 
-@pytest.mark.parametrize("cls", [ld.CEDR, ld.NeuralModel1])
-def test_heads_that_need_token_states_are_refused_for_encoder_decoders(cls, t5):
-    with pytest.raises(ValueError, match="encoder-decoder"):
-        _ = cls(t5, template="monot5", **READING).model
+def test_heads_that_need_token_states_are_refused_for_encoder_decoders(t5):
+    for cls in [ld.CEDR, ld.NeuralModel1]:
+        with pytest.raises(ValueError, match="encoder-decoder"):
+            _ = cls(t5, template="monot5", **READING).model
 
 
 def theirs(model):
@@ -385,8 +385,3 @@ def test_templates_that_cannot_give_a_score_are_refused(family, template, messag
     _, folder = tiny_answers.checkpoint(tmp_path, family, tokenizer_for(template), initializer_range=2.0)
     with pytest.raises(ValueError, match=message):
         _ = ld.FirstP(folder, template=template, **READING).model
-
-
-def test_a_score_only_depends_on_query_and_text(t5):
-    model = ld.MaxP(t5, template="monot5", window_size=12, stride=8, **READING)
-    assert_independent(model, FRAME, tolerance=5e-5)

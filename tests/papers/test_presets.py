@@ -33,67 +33,62 @@ def test_an_unknown_preset_is_refused_with_the_known_names():
         ld.presets["max-p"]
 
 
-@pytest.mark.parametrize("name", ld.presets)
-def test_a_preset_builds_its_transformer_with_its_arguments(name):
-    preset, model = ld.presets[name], build(name)
-    assert type(model).__name__ == preset.transformer
-    for argument, value in preset.arguments.items():
-        assert argument == "llm" or getattr(model, argument) == value
+def test_every_preset_builds_its_transformer_with_its_arguments():
+    for name, preset in ld.presets.items():
+        model = build(name)
+        given = {argument: value for argument, value in preset.arguments.items() if argument != "llm"}
+        assert type(model).__name__ == preset.transformer, name
+        assert {argument: getattr(model, argument) for argument in given} == given, name
 
 
-@pytest.mark.parametrize("name", [name for name in ld.presets if name not in names("RankGPT")])
-def test_queries_have_32_tokens_as_in_the_paper(name):
-    # A bi-encoder's lengths include [CLS] and [SEP].
-    assert build(name).max_query_len == (30 if name in names("BiEncoder") else 32)
+def test_lengths_are_those_of_the_paper():
+    """Queries have 32 tokens, windows 150, chunks 477."""
+    for name in ld.presets.keys() - set(names("RankGPT")):
+        # A bi-encoder's lengths include [CLS] and [SEP].
+        assert build(name).max_query_len == (30 if name in names("BiEncoder") else 32), name
+    for name in names("MaxP", "SumP", "PARADE", "LateIR"):
+        model, preset = build(name), ld.presets[name]
+        by_75 = name in ("parade-attn-deberta", "parade-pretr-l6", "parade-lateir-l6")
+        assert (model.window_size, model.stride) == (150, 75 if by_75 else 100), name
+        assert f"150/{model.stride}" in preset.note or preset.transformer in ("MaxP", "SumP"), name
+    assert {build(name).window_size for name in names("AvgP", "CEDR", "NeuralModel1")} == {477}
 
 
-@pytest.mark.parametrize("name", names("MaxP", "SumP", "PARADE", "LateIR"))
-def test_windows_have_150_tokens_as_in_the_paper(name):
-    model, preset = build(name), ld.presets[name]
-    by_75 = name in ("parade-attn-deberta", "parade-pretr-l6", "parade-lateir-l6")
-    assert (model.window_size, model.stride) == (150, 75 if by_75 else 100)
-    assert f"150/{model.stride}" in preset.note or preset.transformer in ("MaxP", "SumP")
+def test_electra_presets_use_no_classification_head():
+    electra = [name for name, preset in ld.presets.items() if "electra" in preset.arguments.get("backbone", "")]
+    assert {build(name).pooling for name in electra} == {"cls"}
 
 
-@pytest.mark.parametrize("name", names("AvgP", "CEDR", "NeuralModel1"))
-def test_chunks_have_477_tokens_as_in_the_paper(name):
-    assert build(name).window_size == 477
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, preset in ld.presets.items() if "electra" in preset.arguments.get("backbone", "")]
-)
-def test_electra_presets_use_no_classification_head(name):
-    assert build(name).pooling == "cls"
-
-
-@pytest.mark.parametrize("name", [name for name, preset in ld.presets.items() if preset.epochs not in (None, 1)])
-def test_epochs_are_those_of_the_paper(name):
+def test_epochs_are_those_of_the_paper():
     """The paper names two rows alone that are trained for more than one epoch."""
-    preset = ld.presets[name]
-    assert build(name).training.epochs == preset.epochs
-    assert build(name, training=ld.TrainingArgs(epochs=5)).training.epochs == 5
-    assert any(row in preset.row for row in ("RAND-L2", "LATEIR")) or "authors' training script" in preset.note
+    several = {name: preset for name, preset in ld.presets.items() if preset.epochs not in (None, 1)}
+    assert several
+    for name, preset in several.items():
+        assert build(name).training.epochs == preset.epochs, name
+        assert build(name, training=ld.TrainingArgs(epochs=5)).training.epochs == 5, name
+        named = any(row in preset.row for row in ("RAND-L2", "LATEIR"))
+        assert named or "authors' training script" in preset.note, name
 
 
-@pytest.mark.parametrize("name", ld.presets)
-def test_the_partner_is_the_firstp_of_the_same_backbone_and_layout(name):
-    preset = ld.presets[name]
-    if preset.partner is None:
-        assert preset.row.startswith("FirstP")
-        return
-    partner = ld.presets[preset.partner]
-    assert partner.partner is None
-    for same in ("backbone", "layout"):
-        assert partner.arguments.get(same) == preset.arguments.get(same)
-    assert preset.note or preset.arguments.get("layout", "padded") == "padded"
+def test_the_partner_is_the_firstp_of_the_same_backbone_and_layout():
+    for name, preset in ld.presets.items():
+        if preset.partner is None:
+            assert preset.row.startswith("FirstP"), name
+            continue
+        partner = ld.presets[preset.partner]
+        assert partner.partner is None, name
+        for same in ("backbone", "layout"):
+            assert partner.arguments.get(same) == preset.arguments.get(same), name
+        assert preset.note or preset.arguments.get("layout", "padded") == "padded", name
 
 
-@pytest.mark.parametrize("name", [name for name in names("LongP") if ld.presets[name].partner in names("LongP")])
-def test_longp_and_its_partner_only_differ_in_max_doc_len(name):
-    preset, partner = ld.presets[name], ld.presets[ld.presets[name].partner]
-    assert partner.arguments["max_doc_len"] == FIRST
-    assert {**partner.arguments, "max_doc_len": WHOLE} == preset.arguments
+def test_longp_and_its_partner_only_differ_in_max_doc_len():
+    pairs = [(name, ld.presets[name].partner) for name in names("LongP") if ld.presets[name].partner in names("LongP")]
+    assert pairs
+    for name, partner in pairs:
+        first = ld.presets[partner].arguments
+        assert first["max_doc_len"] == FIRST, name
+        assert {**first, "max_doc_len": WHOLE} == ld.presets[name].arguments, name
 
 
 # As published.
@@ -168,22 +163,19 @@ def test_as_published_also_scores_windows_of_padding(name, all_windows):
     assert np.abs(clean - expected)[~whole].max() > 0.01
 
 
-@pytest.mark.parametrize("row", _NOT_AS_PUBLISHED)
-def test_as_published_is_refused_with_the_reason_for_other_presets(row):
-    (name,) = [name for name, preset in ld.presets.items() if preset.row == row]
-    with pytest.raises(ValueError, match=re.escape(_NOT_AS_PUBLISHED[row])):
-        ld.presets[name](as_published=True)
+def test_as_published_is_refused_with_the_reason_for_other_presets():
+    for row, reason in _NOT_AS_PUBLISHED.items():
+        (name,) = [name for name, preset in ld.presets.items() if preset.row == row]
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            ld.presets[name](as_published=True)
+    for arguments in ({"windows": ld.SlidingWords()}, {"layout": "pair"}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            ld.presets["maxp"](as_published=True, **arguments)
 
 
-@pytest.mark.parametrize("arguments", [{"windows": ld.SlidingWords()}, {"layout": "pair"}])
-def test_as_published_refuses_other_windows_and_layouts(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        ld.presets["maxp"](as_published=True, **arguments)
-
-
-@pytest.mark.parametrize("name", [*names("FirstP", "LongP"), "firstp-e5-4k"])
-def test_as_published_changes_nothing_for_models_of_one_window(name):
-    assert repr(ld.presets[name](as_published=True)) == repr(ld.presets[name]())
+def test_as_published_changes_nothing_for_models_of_one_window():
+    for name in (*names("FirstP", "LongP"), "firstp-e5-4k"):
+        assert repr(ld.presets[name](as_published=True)) == repr(ld.presets[name]())
 
 
 def test_the_table_has_the_values_of_the_paper():

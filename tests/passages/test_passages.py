@@ -109,10 +109,10 @@ def test_passages_can_be_indexed():
     assert [row["docno"] for row in indexed] == ["a%p0", "a%p1", "b%p0"]
 
 
-@pytest.mark.parametrize("docno", ["a%p1", None, np.nan])
-def test_a_docno_that_cannot_be_restored_is_refused(docno):
-    with pytest.raises(ValueError, match=f"docno {docno!r}"):
-        ld.Passages()(pd.DataFrame({"docno": [docno], "text": ["x"]}))
+def test_a_docno_that_cannot_be_restored_is_refused():
+    for docno in ["a%p1", None, np.nan]:
+        with pytest.raises(ValueError, match=f"docno {docno!r}"):
+            ld.Passages()(pd.DataFrame({"docno": [docno], "text": ["x"]}))
 
 
 def test_windows_of_the_document_are_refused_for_its_passages():

@@ -7,7 +7,6 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.listwise import CallableBackend, Reply
 
 from ..support.systems import QUIET, REPRESENTATIVE, make, told_of
 
@@ -28,15 +27,14 @@ def overlap(queries, texts) -> list[float]:
     return [float(query in text) for query, text in zip(queries, texts, strict=True)]
 
 
-def likely(messages):
-    return Reply("Yes", 30, 1, logprobs={"Yes": -1.0, "No": -2.0})
+def first(messages):
+    return "[1]"
 
 
 MODELS = {
     **{name: lambda name=name: make(name) for name in (*REPRESENTATIVE, "Birch")},
     "function": lambda: ld.MaxP(ld.PairScorer(overlap), window_size=10, stride=5),
-    "RankGPT": lambda: ld.RankGPT(lambda messages: "[1]", on_failure="keep", answer=ld.listwise.Permutation()),
-    "Pointwise": lambda: ld.Pointwise(likely, concurrency=2),
+    "RankGPT": lambda: ld.RankGPT(first, on_failure="keep"),
 }
 
 
@@ -62,15 +60,16 @@ def test_every_model_counts_empty_texts_and_queries_and_warns(name):
     assert counts(model.coverage) == (7, 0, 0, 0)
 
 
-@pytest.mark.parametrize("unseen", UNSEEN)
-def test_invisible_characters_do_not_count_as_text(unseen, cross_encoder):
-    model = make("MaxP", cross_encoder)
-    frame = RUN.head(2).assign(text=["a dog", unseen])
-    assert model(frame)["score"][1] == pytest.approx(model(frame.assign(text=["a dog", ""]))["score"][1])
-    told(lambda: model(frame))
-    assert counts(model.coverage) == (2, 1, 0, 0)
-    told(lambda: model(frame.assign(text="a dog", query=unseen)))
-    assert counts(model.coverage) == (2, 0, 2, 1)
+def test_invisible_characters_do_not_count_as_text(cross_encoder):
+    for unseen in UNSEEN:
+        model = make("MaxP", cross_encoder)
+        frame = RUN.head(2).assign(text=["a dog", unseen])
+        assert model(frame)["score"][1] == pytest.approx(model(frame.assign(text=["a dog", ""]))["score"][1])
+        told(lambda model=model, frame=frame: model(frame))
+        assert counts(model.coverage) == (2, 1, 0, 0)
+        frame = frame.assign(text="a dog", query=unseen)
+        told(lambda model=model, frame=frame: model(frame))
+        assert counts(model.coverage) == (2, 0, 2, 1)
 
 
 def test_every_visible_character_counts_as_text(cross_encoder):
@@ -108,9 +107,8 @@ def test_fit_warns_once_about_empty_texts_for_any_number_of_epochs(cross_encoder
 def test_a_job_on_disk_warns_once_about_empty_texts_of_all_blocks(cross_encoder, tmp_path):
     pytest.importorskip("pyarrow")
     model = make("MaxP", cross_encoder)
-    pointwise = ld.Pointwise(CallableBackend(likely, name="likely"))
-    messages = told(lambda: ld.rerank_to_disk(model >> pointwise, RUN, tmp_path / "two"))
-    assert [message.partition(":")[0] for message in messages] == ["MaxP", "Pointwise"]
+    messages = told(lambda: ld.rerank_to_disk(model >> MODELS["RankGPT"](), RUN, tmp_path / "two"))
+    assert [message.partition(":")[0] for message in messages] == ["MaxP", "RankGPT"]
 
 
 def test_several_texts_of_a_document_are_reported(cross_encoder):

@@ -221,9 +221,8 @@ def test_models_that_a_function_loads_can_be_trained_afterwards(results):
     assert loaded[0].weight.grad is not None
 
 
-@pytest.mark.parametrize(
-    ("scorer", "word"),
-    [
+def test_wrong_return_values_of_a_scorer_are_refused():
+    for scorer, word in [
         (lambda queries, texts: [1.0], "one number"),
         (lambda queries, texts: [[1.0]] * len(texts), "one number"),
         (lambda queries, texts: 1.0, "one number"),
@@ -233,12 +232,10 @@ def test_models_that_a_function_loads_can_be_trained_afterwards(results):
         (Rows(lambda frame: frame.assign(docno=["d1", "d2", "d3"])), "each row once"),
         (Rows(lambda frame: frame.assign(score="good")), "finite"),
         (pt.Transformer.identity(), "finite"),
-    ],
-)
-def test_wrong_return_values_of_a_scorer_are_refused(scorer, word):
-    frame = tiny.frame(["old dog"], ["a cat", "a bird", "snow"])
-    with pytest.raises(ValueError, match=word):
-        ld.MaxP(ld.PairScorer(scorer))(frame)
+    ]:
+        frame = tiny.frame(["old dog"], ["a cat", "a bird", "snow"])
+        with pytest.raises(ValueError, match=word):
+            ld.MaxP(ld.PairScorer(scorer))(frame)
 
 
 SCORER = ld.PairScorer(overlap)
@@ -256,9 +253,8 @@ def test_methods_that_need_weights_are_refused(results, tmp_path, cross_encoder)
             use()
 
 
-@pytest.mark.parametrize(
-    ("make_bad", "word"),
-    [
+def test_arguments_that_a_scorer_cannot_use_are_refused():
+    for make_bad, word in [
         *((lambda cls=cls: cls(SCORER), "a score per window") for cls in (ld.PARADE, ld.CEDR, ld.LateIR)),
         (lambda: ld.MaxP(SCORER, pooling="mean"), "pooling"),
         (lambda: ld.MaxP(SCORER, layout="padded"), "layout"),
@@ -270,11 +266,9 @@ def test_methods_that_need_weights_are_refused(results, tmp_path, cross_encoder)
         (lambda: ld.BiEncoder(SCORER), "backbone"),
         (lambda: ld.PairScorer("cross-encoder/ms-marco-MiniLM-L6-v2"), "scorer="),
         (lambda: ld.MaxP(ld.PairScorer(overlap, tokenizer=str.split)).model, "tokenizer="),
-    ],
-)
-def test_arguments_that_a_scorer_cannot_use_are_refused(make_bad, word):
-    with pytest.raises(ValueError, match=word):
-        make_bad()
+    ]:
+        with pytest.raises(ValueError, match=word):
+            make_bad()
 
 
 def test_a_custom_head_can_aggregate_the_scores_of_windows(results):

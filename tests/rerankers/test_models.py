@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import transformers
@@ -16,9 +15,8 @@ from pyterrier_longdoc.modelling import templates
 from pyterrier_longdoc.training import evaluate
 
 from ..support import tiny, tiny_long
-from ..support.invariance import assert_independent
 from ..support.scorers import Passes
-from ..support.systems import QUIET, SMALL, make, scores, slow_but
+from ..support.systems import QUIET, longp, make, scores, slow_but
 from ..support.tiny_long import LONG
 from ..support.toy import toy_task
 
@@ -58,28 +56,9 @@ def checkpoint(kind, tmp_path_factory):
     return tiny_long.make(kind, tmp_path_factory.mktemp("long"))
 
 
-def longp(kind, checkpoint, **changes):
-    own = {
-        "qwen3": {"pooling": "last"},
-        "qwen3 answers": {"template": "qwen3-reranker"},
-        "llama cross-encoder": {"template": "plain"},
-    }.get(kind, {})
-    return ld.LongP(checkpoint, **{**SMALL, "device": "cpu", **own, **changes})
-
-
 TEXTS = tiny_long.texts()
 FULL = TEXTS[TEXTS["text"] != ""]  # a tokenizer takes an empty second text for none
 PAIRS = list(FULL[["query", "text"]].itertuples(index=False, name=None))
-
-
-@pytest.mark.slow
-def test_scores_depend_on_nothing_but_query_and_text(kind, checkpoint):
-    if kind.endswith("cross-encoder") and "modernbert" not in kind:
-        pytest.skip("the encoder is that of the plain checkpoint")
-    model = longp(kind, checkpoint)
-    assert_independent(model, TEXTS, tolerance=5e-5)
-    expected, model.dtype = scores(model, TEXTS), "bfloat16"
-    np.testing.assert_allclose(scores(model, TEXTS), expected, rtol=0.1, atol=0.1)
 
 
 def test_a_loaded_model_scores_different_texts_as_before(kind, checkpoint, tmp_path):
@@ -214,10 +193,9 @@ def test_sentence_marks_count_as_tokens(longformer):
     assert (model.coverage.tokens_read, model.coverage.truncated) == (8, {"max_doc_len=8": 9})
 
 
-def test_a_model_with_sentence_marks_scores_the_same_in_any_batch_and_after_loading(longformer, tmp_path):
+def test_a_model_with_sentence_marks_scores_the_same_after_loading(longformer, tmp_path):
     arguments = {"global_attention": "sentences", "attention_window": 8, "max_query_len": 8, "device": "cpu"}
     model, texts = ld.LongP(longformer, **arguments), tiny.longer_results()
-    assert_independent(model, texts)
     model.save(tmp_path)
     again, expected = ld.LongP.load(tmp_path, device="cpu"), scores(model, texts)
     np.testing.assert_allclose(scores(again, texts), expected, rtol=1e-5)
@@ -243,26 +221,6 @@ def test_a_truncated_query_keeps_the_template_text_after_it(tmp_path):
     words, trail = (model.tokenizer(text)["input_ids"] for text in ("the old dog in the rain", "\n"))
     assert query.ids.tolist() == [*words[:2], *trail]
     assert (query.tokens, query.tokens_read) == (len(words), 2)
-
-
-SLIDING = {"window_size": 20, "stride": 10}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cls", "arguments"),
-    [
-        (ld.BiEncoder, SLIDING),
-        (ld.LateIR, {"interaction": tiny.aggregator(), "aggregator": None, **SLIDING}),
-        (ld.LongP, {"template": "{query}{text}", "pooling": "last"}),
-        (ld.LongP, {"template": "{query}{text}", "pooling": "mean"}),
-    ],
-)
-def test_empty_texts_have_scores_with_a_tokenizer_without_special_tokens(cls, arguments, tmp_path):
-    model = cls(tiny_long.decoder(tmp_path, "qwen3"), device="cpu", **arguments)
-    texts = pd.concat([TEXTS.assign(query=""), TEXTS], ignore_index=True)
-    assert np.isfinite(scores(model, texts)).all()
-    assert_independent(model, texts, tolerance=5e-5)
 
 
 ASKING = ld.Template("{query} {text}", answers=("yes", "no"))
@@ -318,7 +276,5 @@ def test_pooling_scores_the_raw_state_of_a_cross_encoder(name, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(scores(other, texts) - found).max() > 0.1
     assert model.describe() != other.describe()
-    model.save(tmp_path / "saved")
-    np.testing.assert_allclose(scores(ld.CrossEncoder.load(tmp_path / "saved"), texts), found, rtol=1e-5)
-    with pytest.raises(ValueError, match="backbone and pooling"):
+    with pytest.raises(ValueError, match="pooling"):
         model.start_from(other)

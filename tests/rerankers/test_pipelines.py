@@ -13,7 +13,6 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import EXPLANATION
-from pyterrier_longdoc.listwise import Reply
 from pyterrier_longdoc.training import TeacherScores, k_fold_fit
 
 from ..support import terrier, tiny
@@ -118,7 +117,6 @@ def test_a_sum_with_the_first_stage_adds_scores_and_keeps_explanations(results):
 
 ADDING: dict[str, Callable[[], pt.Transformer]] = {
     **{name: partial(make, name, explain=True) for name in SYSTEMS},
-    "Calibrated": lambda: ld.Calibrated(make("MaxP")),
     "Evidence": lambda: make("MaxSim", explain=True) >> ld.Evidence(),
     "Passages": lambda: make("MaxSim", explain=True) >> ld.Passages(),
     "RankGPT": lambda: ld.RankGPT(oracle),
@@ -128,10 +126,10 @@ ADDING: dict[str, Callable[[], pt.Transformer]] = {
 """The transformers that add columns."""
 
 
-@pytest.mark.parametrize("transformer", ADDING)
-def test_added_columns_are_not_query_columns(transformer, results, nothing_loads):
-    out = ADDING[transformer]()(results.iloc[:0])
-    assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
+def test_added_columns_are_not_query_columns(results, nothing_loads):
+    for transformer in ADDING:
+        out = ADDING[transformer]()(results.iloc[:0])
+        assert sorted(pt.model.query_columns(out)) == ["qid", "query"]
 
 
 def test_explained_passages_become_documents(results):
@@ -150,13 +148,10 @@ def test_every_document_has_its_own_explanation_after_other_stages(results):
         assert after[name].to_dict() == before[name].to_dict()
 
 
-CALIBRATION = {"of": ["score"], "weights": [1.0], "bias": 0.0, "steps": None}
 SCORING: dict[str, Callable[[], pt.Transformer]] = {
     **{name: partial(make, name) for name in (*REPRESENTATIVE, "Birch")},
     "PairScorer": lambda: ld.MaxP(ld.PairScorer(lambda queries, texts: [0.0] * len(texts))),
-    "Calibrated": lambda: ld.Calibrated(make("FirstP"), calibration=CALIBRATION),
     "RankGPT": lambda: ld.RankGPT(lambda messages: "[1] > [2] > [3]"),
-    "Pointwise": lambda: ld.Pointwise(lambda messages: Reply("Yes", logprobs={"Yes": 0.0, "No": -1.0})),
 }
 """The transformers that score."""
 
@@ -176,17 +171,10 @@ def test_an_explanation_adds_the_columns_in_explanation(explained):
 @pytest.mark.parametrize("later", SCORING)
 def test_new_scores_leave_out_the_columns_of_an_earlier_score(later, explained):
     model = SCORING[later]()
-    scored = explained.assign(probability=0.5)
-    for frame in (scored, scored.iloc[:0]):
+    for frame in (explained, explained.iloc[:0]):
         out = model(frame)
-        added = {"probability"} if later == "Calibrated" else set()
-        assert set(out) == {*frame} - {*EXPLANATION, "probability"} | added
+        assert set(out) == {*frame} - {*EXPLANATION}
         assert out["note"].tolist() == frame["note"].tolist()
-
-
-def test_a_probability_does_not_outlive_its_reranker(results):
-    out = (ld.Calibrated(make("FirstP"), calibration=CALIBRATION) >> make("MaxP"))(results)
-    assert out.columns.tolist() == make("MaxP")(results).columns.tolist()
 
 
 @pytest.mark.parametrize("later", ["MaxP", "Birch"])
@@ -198,7 +186,7 @@ def test_an_explanation_only_describes_the_last_model(later, explained):
 
 def test_windows_of_an_earlier_model_are_not_evidence_of_a_later_one(results):
     out = (make("MaxP", explain=True) >> make("PARADE-attn"))(results)
-    with pytest.raises(ValueError, match=r"results of 'model' .*explain=True"):
+    with pytest.raises(ValueError, match="explain=True"):
         ld.evidence_recall(out, results[["qid", "docno"]].assign(start=0, end=1))
 
 
@@ -232,9 +220,9 @@ def test_a_grid_over_two_equal_rerankers_tries_every_combination():
     assert tried == {(first, second) for first in (1, 2) for second in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, TRAINABLE))
-def test_fit_of_a_pipeline_trains_the_model(name, validated):
+def test_fit_of_a_pipeline_trains_the_model(name):
+    validated = TRAINABLE.index(name) % 2  # every second one with validation
     model = make(name, training=ld.TrainingArgs(epochs=2, margin=100.0, learning_rates={"": 1e-2}))
     before = scores(model, CANDIDATES)
     assert not model.is_trained

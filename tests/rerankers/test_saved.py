@@ -91,18 +91,18 @@ NOT_OF_A_MODEL = sorted(f.name for f in fields(ld.MaxSim) if f.metadata["role"] 
 """Where to compute, what to show, which files to write."""
 
 
-@pytest.mark.parametrize("name", NOT_OF_A_MODEL)
-def test_no_folder_sets_arguments_that_are_not_of_a_model(name, tmp_path):
-    make("MaxSim").save(tmp_path)
-    set_parameters(tmp_path, **{name: str(tmp_path / "chosen by the folder")})
-    with pytest.raises(ValueError, match=f"the saved MaxSim sets {name}, which only whoever loads it may do"):
-        ld.CrossEncoder.load(tmp_path)
+def test_no_folder_sets_arguments_that_are_not_of_a_model(tmp_path):
+    for name in NOT_OF_A_MODEL:
+        make("MaxSim").save(tmp_path, overwrite=True)
+        set_parameters(tmp_path, **{name: str(tmp_path / "chosen by the folder")})
+        with pytest.raises(ValueError, match=name):
+            ld.CrossEncoder.load(tmp_path)
 
 
 def test_a_folder_cannot_set_the_device_of_the_model_that_selects_windows(plain_encoder, tmp_path):
     config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
     config["model"]["device"] = "cuda"
-    with pytest.raises(ValueError, match="the saved BiEncoder sets device"):
+    with pytest.raises(ValueError, match="device"):
         preselection_from_config(config, tmp_path)
 
 
@@ -231,25 +231,22 @@ def test_packaged_models_read_no_longer_inputs_than_in_their_training(name):
     assert model.coverage.longest_input <= model.trained_on.longest_input
 
 
-@pytest.mark.parametrize("name", packaged_models())
-def test_packaged_models_have_the_fingerprints_of_their_weights(name):
-    config = json.loads((model_folder(name) / "config.json").read_text())
-    origin = config["compact"]
-    of = origin["encoder_of"] or name
-    own, beneath = (load_file(model_folder(each) / "changes.safetensors") for each in (name, of))
-    encoder = {key: value for key, value in beneath.items() if key.startswith("encoder.backbone.")}
-    assert config["weights"] == fingerprint(own)
-    assert origin["encoder"] == (None if of == name else fingerprint(encoder))
+def test_packaged_models_have_the_fingerprints_of_their_weights():
+    for name in packaged_models():
+        config = json.loads((model_folder(name) / "config.json").read_text())
+        origin = config["compact"]
+        of = origin["encoder_of"] or name
+        own, beneath = (load_file(model_folder(each) / "changes.safetensors") for each in (name, of))
+        encoder = {key: value for key, value in beneath.items() if key.startswith("encoder.backbone.")}
+        assert config["weights"] == fingerprint(own)
+        assert origin["encoder"] == (None if of == name else fingerprint(encoder))
 
 
-@pytest.mark.parametrize(
-    ("make_bad", "word"),
-    [
+def test_unknown_packaged_models_are_refused_with_the_known_names():
+    for make_bad, word in [
         (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:firstp"),
         (lambda: ld.MaxP("longdoc:nothing").model, "longdoc:minilm-l6"),
         (lambda: ld.MaxP("longdoc:maxp").model, "load"),
-    ],
-)
-def test_unknown_packaged_models_are_refused_with_the_known_names(make_bad, word):
-    with pytest.raises(ValueError, match=word):
-        make_bad()
+    ]:
+        with pytest.raises(ValueError, match=word):
+            make_bad()

@@ -53,10 +53,10 @@ def test_the_largest_scores_do_not_overflow():
     assert ld.ZScore()(frame)["score"].tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e-3, 1e9])
-def test_unit_and_origin_of_scores_do_not_matter(scale):
-    shifted = RUN.assign(score=scale * (RUN["score"] + 3))
-    np.testing.assert_allclose(ld.ZScore()(shifted)["score"], Z, atol=1e-9)
+def test_unit_and_origin_of_scores_do_not_matter():
+    for scale in [1e-200, 1e-3, 1e9]:
+        shifted = RUN.assign(score=scale * (RUN["score"] + 3))
+        np.testing.assert_allclose(ld.ZScore()(shifted)["score"], Z, atol=1e-9)
 
 
 def test_scores_of_a_first_stage_in_single_precision_and_numbers_as_qids():

@@ -41,6 +41,8 @@ def _other_ways(
     yield "padding", np.array(padded)
     with changed(model, batch_size=1):
         yield "batch size 1", score(frame)
+    with changed(model, max_batch_tokens=40):
+        yield "batches of 40 tokens", score(frame)
     backbone = model.model.encoder.backbone
     default = getattr(backbone.config, "_attn_implementation", None)
     for kind in {"eager", "sdpa"} - {default}:

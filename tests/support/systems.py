@@ -93,6 +93,16 @@ def make(name: str, backbone: Any = None, **changes: Any) -> Any:
     return cls(backbone or tiny.encoder(None if name in BI_ENCODERS else 1), **{**arguments, **changes})
 
 
+def longp(kind: str, checkpoint: str, **changes: Any) -> ld.LongP:
+    """A LongP over a checkpoint of a kind of `tiny_long`."""
+    own = {
+        "qwen3": {"pooling": "last"},
+        "qwen3 answers": {"template": "qwen3-reranker"},
+        "llama cross-encoder": {"template": "plain"},
+    }.get(kind, {})
+    return ld.LongP(checkpoint, **{**SMALL, "device": "cpu", **own, **changes})
+
+
 SELECTORS: dict[str, Callable[[int], Any]] = {
     "FirstK": ld.FirstK,
     "BM25Windows": ld.BM25Windows,

@@ -47,8 +47,6 @@ def test_segments_depend_on_seed_and_docno():
     assert cut("", "d") == [(0, 0)]
     long = "word " * 100
     assert cut(long, "d") == [(0, len(long))]  # one sentence is never cut
-    with pytest.raises(ValueError, match="max_segments=0"):
-        Segments(max_segments=0)
 
 
 class Lengths(torch.nn.Module):
@@ -74,7 +72,7 @@ CANDIDATES = SimpleNamespace(
     texts=["a b c d e f", "g h i j", "k"],
     spans=[[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]],  # words: 2 4; 1 1 2; 1
 )
-EXAMPLE = Example("q", "query", ("0", "1"), (1.0, 0.0))
+EXAMPLE = Example("q", "query", ("", ""), (1.0, 0.0), rows=(0, 1))
 
 
 def test_the_loss_of_the_first_iteration_equals_equations_2_and_3():
@@ -162,18 +160,27 @@ def test_iterations_stop_after_patience(cross_encoder):
     assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
 
 
-@pytest.mark.parametrize(
-    ("recipe", "changes", "named"),
-    [
+def test_every_iteration_leaves_what_was_trained_on_and_read(cross_encoder):
+    make, made = maker(cross_encoder, TrainingArgs(learning_rates={"": 0.0}, metric="RR"))
+    run = RUN.assign(text=RUN["text"].where(RUN["docno"] != "bad3", ""))
+    fit_on_best_segments(make, run, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2)
+    first, _, second = made
+    for model in (first, second):
+        assert (model.trained_on.used, model.trained_on.candidates, model.trained_on.validated) == (6, 12, 6)
+        assert (model.coverage.rows, model.coverage.rows_without_text) == (12, 1)
+        assert model.trained_on.longest_input == model.coverage.longest_input > 4
+    assert first.trained_on == replace(second.trained_on, longest_input=first.trained_on.longest_input)
+
+
+def test_recipes_that_do_not_fit_segments_are_refused(cross_encoder):
+    for recipe, changes, named in [
         ({"loss": "margin_mse"}, {}, "teacher"),
         ({"augment": lambda text, rng: text}, {}, "augment"),
         ({}, {"text_field": ("a", "b")}, "text column"),
-    ],
-)
-def test_recipes_that_do_not_fit_segments_are_refused(recipe, changes, named, cross_encoder):
-    make, _ = maker(cross_encoder, TrainingArgs(**recipe), **changes)
-    with pytest.raises(ValueError, match=named):
-        fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED)
+    ]:
+        make, _ = maker(cross_encoder, TrainingArgs(**recipe), **changes)
+        with pytest.raises(ValueError, match=named):
+            fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED)
 
 
 def test_wrong_arguments_of_iterations_are_refused(cross_encoder):

@@ -104,18 +104,21 @@ def test_negative_pool_samples_negatives_by_seed():
     assert len(make_groups(frame, judged, TrainingArgs(max_negative_rank=None))[0].negatives) == 48
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("label", None), ("label", np.inf), ("score", "high"), ("rank", None), ("teacher_score", np.nan)],
-)
-def test_labels_and_scores_that_are_not_numbers_are_refused_by_row(column, value):
-    run, judged = RUN, qrels(("1", "d3", 1), ("1", "d2", 0), ("2", "d1", 1))
-    if column == "label":
-        judged = judged.assign(label=[1, value, 1])
-    else:
-        run = RUN.drop(columns="score").assign(**{column: pd.Series([1.0, value, 3, 4, 5, 6, 7], dtype=object)})
-    with pytest.raises(ValueError, match=rf"'{column}' .*docno 'd2'"):
-        make_groups(run, judged)
+def test_labels_and_scores_that_are_not_numbers_are_refused_by_row():
+    for column, value in [
+        ("label", None),
+        ("label", np.inf),
+        ("score", "high"),
+        ("rank", None),
+        ("teacher_score", np.nan),
+    ]:
+        run, judged = RUN, qrels(("1", "d3", 1), ("1", "d2", 0), ("2", "d1", 1))
+        if column == "label":
+            judged = judged.assign(label=[1, value, 1])
+        else:
+            run = RUN.drop(columns="score").assign(**{column: pd.Series([1.0, value, 3, 4, 5, 6, 7], dtype=object)})
+        with pytest.raises(ValueError, match=rf"'{column}' .*docno 'd2'"):
+            make_groups(run, judged)
 
 
 def test_targets_are_the_scores_in_the_teacher_column():
@@ -330,14 +333,10 @@ def test_teacher_scores_adds_the_scores_of_a_teacher_in_row_order():
     assert TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "count"),
-    [
+def test_a_teacher_must_give_each_candidate_one_score():
+    for change, count in [
         (lambda frame: frame[frame["qid"] != "1"], 4),
         (lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]), 1),
-    ],
-    ids=["no score", "two scores"],
-)
-def test_a_teacher_must_give_each_candidate_one_score(change, count):
-    with pytest.raises(ValueError, match=f"for {count} candidates"):
-        TeacherScores(pt.apply.generic(change))(RUN.assign(text=TEXTS))
+    ]:
+        with pytest.raises(ValueError, match=f"{count} candidates"):
+            TeacherScores(pt.apply.generic(change))(RUN.assign(text=TEXTS))

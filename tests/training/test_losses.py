@@ -74,25 +74,25 @@ def compute(name, s, y, t):
     return LOSSES[name].compute(*tensors, TrainingArgs())
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_and_gradients_equal_their_formulas(name):
-    for shape in ((1, 2), (4, 2), (3, 6)):
-        assert compute(name, *data(shape)).item() == pytest.approx(twin(name, *data(shape)))
-    s, y, t = data((2, 4))
-    scores = torch.tensor(s, requires_grad=True)
-    LOSSES[name].compute(scores, torch.tensor(y), torch.tensor(t), TrainingArgs()).backward()
-    numeric = np.zeros_like(s)
-    for at in np.ndindex(s.shape):
-        step = np.zeros_like(s)
-        step[at] = 1e-6
-        numeric[at] = (twin(name, s + step, y, t) - twin(name, s - step, y, t)) / 2e-6
-    np.testing.assert_allclose(scores.grad.numpy(), numeric, atol=1e-5)
-    # Extreme scores stay finite.
-    scores = torch.tensor([[-1e4, 1e4, 0.0]], requires_grad=True)
-    loss = LOSSES[name].compute(scores, torch.tensor([[1.0, 0.0, 2.0]]), torch.zeros(1, 3), TrainingArgs())
-    loss.backward()
-    assert loss.isfinite()
-    assert scores.grad.isfinite().all()
+def test_losses_and_gradients_equal_their_formulas():
+    for name in LOSSES:
+        for shape in ((1, 2), (4, 2), (3, 6)):
+            assert compute(name, *data(shape)).item() == pytest.approx(twin(name, *data(shape)))
+        s, y, t = data((2, 4))
+        scores = torch.tensor(s, requires_grad=True)
+        LOSSES[name].compute(scores, torch.tensor(y), torch.tensor(t), TrainingArgs()).backward()
+        numeric = np.zeros_like(s)
+        for at in np.ndindex(s.shape):
+            step = np.zeros_like(s)
+            step[at] = 1e-6
+            numeric[at] = (twin(name, s + step, y, t) - twin(name, s - step, y, t)) / 2e-6
+        np.testing.assert_allclose(scores.grad.numpy(), numeric, atol=1e-5)
+        # Extreme scores stay finite.
+        scores = torch.tensor([[-1e4, 1e4, 0.0]], requires_grad=True)
+        loss = LOSSES[name].compute(scores, torch.tensor([[1.0, 0.0, 2.0]]), torch.zeros(1, 3), TrainingArgs())
+        loss.backward()
+        assert loss.isfinite()
+        assert scores.grad.isfinite().all()
 
 
 def test_listwise_kl_does_not_change_if_teacher_scores_are_shifted():
@@ -127,7 +127,7 @@ def test_a_custom_loss_can_be_registered(monkeypatch):
     example = Example("1", "query", ("relevant", "not"), (1.0, 0.0))
     loss = ranking_loss(lambda queries, texts: torch.tensor([2.0, 0.5]), [example], TrainingArgs(loss="focal"))
     assert loss.item() == pytest.approx(1 / (1 + np.exp(1.5)) ** 2)
-    with pytest.raises(ValueError, match="loss='focal' compares positives with negatives"):
+    with pytest.raises(ValueError, match="loss='focal'"):
         TrainingArgs(loss="focal", sampling="listwise")
 
 
