@@ -53,8 +53,8 @@ class PassageLocator:
     substituted words, which begins and ends with a word of the passage.
 
     Short passages can match by chance, because texts share phrases. A passage with fewer than `min_words` words is
-    never found; one with fewer than `min_words_edited` words must match verbatim. A
-    nearly equal passage is a match at any length.
+    never found; one with fewer than `min_words_edited` words must match verbatim. A nearly equal passage is a match at
+    any length.
 
     Args:
         substring: the minimum share of words in the common substring, at least 0.5. 0.8 in Boytsov et al. 2022.

@@ -122,7 +122,7 @@ def noted(reranker: Any, data: TrainingSet, validated: int) -> Iterator[Callable
         pt.tqdm.write(f"{name}: {summary}")
     elif not reranker.verbose and (summary.used < summary.queries or summary.not_found):
         warn(f"{name}: {summary} (see .trained_on).", LeftOutWarning)
-    queries = frozenset({digest_of_query(group.query) for group in data.groups})
+    queries = model.trained_queries.union(digest_of_query(group.query) for group in data.groups)
     try:
         with as_one_call(), model.counting(reranker.recipe.dtype) as coverage:
             yield partial(model.mark_trained, reranker.recipe.as_dict(), queries)
