@@ -182,6 +182,25 @@ def check_roles(transformer: Any) -> None:
             raise TypeError(f"{name} has no role and would not be saved: define it as ld.argument(..., role='head')")
 
 
+class Without:
+    """An argument of a base class that a class does not have, and the value that the base class sees.
+
+    Annotated as a `ClassVar`, it is no field of the dataclass: `max_windows: ClassVar[Any] = Without()`.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self.value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError(f"{type(instance).__name__} has no argument {self.name}")
+
+
 def to_scalar(value: Any) -> Any:
     """Convert a numpy scalar to a Python value, for JSON; other values are returned unchanged."""
     return value.item() if isinstance(value, np.generic) else value

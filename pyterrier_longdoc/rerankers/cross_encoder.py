@@ -194,7 +194,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         check_type(str | Path | None, "a file", score_cache=self.score_cache)
         check_type(str, "a text", instruction=self.instruction)
         check_type(str | None, "the name of a column", instruction_field=self.instruction_field)
-        self.score_cache = full_path(self.score_cache)
+        if self.score_cache is not None:
+            self.score_cache = full_path(self.score_cache)
         windows, layout = self.make_windows(), resolve_layout(self.layout)
         layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
         if self.template is not None:

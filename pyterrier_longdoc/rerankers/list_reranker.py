@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument
+from ..common.arguments import Without, argument
 from ..common.frames import Question, as_strings, first_stage_order, validated, words_of_query
 from ..common.warnings import warn_once
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.list_encoder import ListEncoder, ListQuery, ListSettings, load_list_backbone
 from ..modelling.weights import HeadSpec
-from ..modelling.windows import SentenceWindows, WholeText, Windows
+from ..modelling.windows import SELECTIONS, SentenceWindows, WholeText, Windows
 from ..training import TrainingArgs
 from .cross_encoder import CrossEncoder
 
@@ -75,6 +75,14 @@ class ListReranker(CrossEncoder):
     max_doc_len: int = argument(2048, role="windows", at_least=1)
     max_query_len: int = argument(512, role="input", at_least=1)
     temperature: float = argument(0.05, role="head", above=0, below=inf)
+    windows: Windows | None = argument(None, role="windows", needs="preselect")
+    max_windows: int | None = argument(None, role="windows", at_least=1, needs="preselect")
+    selection: str = argument("first", role="windows", choices=SELECTIONS, needs="preselect")
+    layout: ClassVar[Any] = Without("pair")  # type: ignore[misc]
+    template: ClassVar[Any] = Without()  # type: ignore[misc]
+    pooling: ClassVar[Any] = Without()  # type: ignore[misc]
+    explain: ClassVar[Any] = Without(False)  # type: ignore[misc]
+    score_cache: ClassVar[Any] = Without()  # type: ignore[misc]
 
     papers: ClassVar[tuple[str, ...]] = ("wang-2025-jina",)
     _trained_hint: ClassVar[str] = f"{DEFAULT_LIST_ENCODER} needs no training"
@@ -99,12 +107,6 @@ class ListReranker(CrossEncoder):
 
     def check(self) -> None:
         super().check()
-        self.refuse("layout", "template", "pooling", why="has its own prompt")
-        self.refuse("explain", why="scores documents, not windows")
-        self.refuse("score_cache", why="scores lists, and a cache stores scores of single documents")
-        if self.preselect is None:
-            why = "reads the beginning of a document, up to max_doc_len, unless preselect selects windows"
-            self.refuse("windows", "max_windows", "selection", why=why)
         largest, selected = self.make_windows().largest or 1, 1 if self.preselect is None else self.preselect.k
         if largest * selected > self.max_doc_len:
             raise ValueError(

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..common.arguments import argument
+from ..common.arguments import Without, argument
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
@@ -62,6 +62,7 @@ class MaxSim(SeparateReranker):
     stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")  # type: ignore[assignment]
     max_query_len: int | None = argument(None, role="input", at_least=1)
     token_pooling: float | None = argument(None, role="input", at_least=1, below=inf)
+    layout: ClassVar[Any] = Without("pair")  # type: ignore[misc]
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
     _trained_hint: ClassVar[str] = (
@@ -86,10 +87,6 @@ class MaxSim(SeparateReranker):
 
     def default_training(self) -> TrainingArgs:
         return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.representation.": 1e-4, "": 1e-4})
-
-    def check(self) -> None:
-        super().check()
-        self.refuse("layout", why="reads query and text separately")
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)

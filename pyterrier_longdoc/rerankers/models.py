@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import argument, arguments_of, check_checkpoint
+from ..common.arguments import Without, argument, arguments_of, check_checkpoint
 from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numeric, validated
@@ -52,6 +52,8 @@ class FirstP(CrossEncoder):
 
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows", at_least=1)
+    max_windows: ClassVar[Any] = Without()  # type: ignore[misc]
+    selection: ClassVar[Any] = Without("first")  # type: ignore[misc]
 
     _sized_by: ClassVar[str] = "window_size"
 
@@ -177,7 +179,7 @@ class Birch(KMaxP):
     `score = a * first-stage score + (1 - a) * sum_i weights_i f(query, sentence_(i))`, `f` the cross-encoder.
 
     The first-stage score is the `score` column of the input. The paper tunes `a` and `weights` by grid search; use
-    `pt.GridSearch`. The window arguments of `MaxP` do not apply, because windows are sentences.
+    `pt.GridSearch`. There are no `window_size` and `stride`, because windows are sentences.
 
     Inherited arguments: `KMaxP`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
@@ -192,15 +194,13 @@ class Birch(KMaxP):
 
     _: KW_ONLY
     first_stage_weight: float = argument(0.5, role="head", at_least=0, at_most=1)
+    window_size: ClassVar[Any] = Without()  # type: ignore[misc]
+    stride: ClassVar[Any] = Without()  # type: ignore[misc]
 
     papers: ClassVar[tuple[str, ...]] = ("yilmaz-2019-birch",)
 
     def default_windows(self) -> Windows:
         return SentenceWindows(max_sentences=1)
-
-    def check(self) -> None:
-        super().check()
-        self.refuse("window_size", "stride", why="reads sentences; set windows instead")
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `CrossEncoder.transform`; the input needs a `score` column as well."""
@@ -329,6 +329,10 @@ class SeparateReranker(SlidingReranker):
 
     _: KW_ONLY
     cached_bytes: int = argument(CACHED_BYTES, role="computing", at_least=1)
+    pooling: ClassVar[Any] = Without()  # type: ignore[misc]
+    template: ClassVar[Any] = Without()  # type: ignore[misc]
+    instruction: ClassVar[Any] = Without("")  # type: ignore[misc]
+    instruction_field: ClassVar[Any] = Without()  # type: ignore[misc]
 
     def _set_up(self, model: Model | None) -> Model:
         model = super()._set_up(model)
@@ -338,8 +342,6 @@ class SeparateReranker(SlidingReranker):
 
     def check(self) -> None:
         super().check()
-        self.refuse("pooling", why="looks at the states of all tokens")
-        self.refuse("template", "instruction", "instruction_field", why="reads query and text separately")
         if resolve_layout(self.layout).shared_budget:
             raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here each is an input")
 
@@ -463,6 +465,7 @@ class NeuralModel1(AvgP):
     self_translation: float | None = argument(None, role="head", above=0, below=1)
     projection: int = argument(64, role="head")
     units: int = argument(64, role="head")
+    pooling: ClassVar[Any] = Without()  # type: ignore[misc]
 
     papers: ClassVar[tuple[str, ...]] = ("boytsov-2021-exploring",)
 
@@ -471,7 +474,6 @@ class NeuralModel1(AvgP):
 
     def check(self) -> None:
         super().check()
-        self.refuse("pooling", why="looks at the states of all tokens")
         seeded_head(self.head_spec(), 1, self.seed)
 
 
@@ -517,6 +519,8 @@ class LongP(CrossEncoder):
     attention_window: int | None = argument(None, role="weights", at_least=1)
     attention_type: str | None = argument(None, role="weights", choices=("block_sparse", "original_full"))
     attn_implementation: str | None = argument(None, role="computing")
+    max_windows: ClassVar[Any] = Without()  # type: ignore[misc]
+    selection: ClassVar[Any] = Without("first")  # type: ignore[misc]
 
     def default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)

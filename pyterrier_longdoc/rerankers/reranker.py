@@ -179,12 +179,6 @@ class Reranker(NotebookMixin, pt.Transformer):
         """Return the keys of the papers behind this model and its selection of windows."""
         return [*super().cited(), *papers_of(self.preselect)]
 
-    def refuse(self, *names: str, why: str) -> None:
-        """Raise ValueError if arguments that this class cannot use differ from their defaults."""
-        changes = changed_names(self, names)
-        if changes:
-            raise ValueError(f"{', '.join(changes)} would have no effect: {type(self).__name__} {why}")
-
     def make_windows(self) -> Windows:
         """Return the window rule: `windows`, or one with the given sizes.
 
@@ -196,7 +190,9 @@ class Reranker(NotebookMixin, pt.Transformer):
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
         sizes = changed_names(self, saved.WINDOW_ARGUMENTS)
         if sizes:
-            self.refuse(*sizes, why=f"has windows={self.windows!r}: set them in windows, or omit windows")
+            raise ValueError(
+                f"{', '.join(sizes)} would have no effect with windows={self.windows!r}: set them there, or omit it"
+            )
         return self.windows
 
     def default_windows(self) -> Windows:

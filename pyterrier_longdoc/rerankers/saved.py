@@ -56,8 +56,9 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
     A model may be anybody's: ValueError if it sets arguments that are not of a model, such as files to write.
     """
     roles = {f.name: f.metadata["role"] for f in fields(cls)}
-    if unknown := config.keys() - roles.keys() - {"trust_remote_code"}:
-        raise ValueError(f"the saved {cls.__name__} has the unknown arguments {', '.join(sorted(unknown))}")
+    saved = {name: value for name, value in config.items() if name != "trust_remote_code"}  # no folder may set it
+    if unknown := [name for name in saved if name not in roles and getattr(cls, name, saved) != saved[name]]:
+        raise ValueError(f"the saved {cls.__name__} has the unknown arguments {', '.join(unknown)}")
     others = [name for name in roles if name in config and roles[name] not in OF_THE_MODEL]
     if others:
         raise ValueError(
@@ -65,7 +66,7 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
             f"{CONFIG_FILE} and give it to load"
         )
     arguments: dict[str, Any] = {}
-    for name, value in config.items():
+    for name, value in saved.items():
         arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
     if arguments.get("windows") is not None:
         arguments["windows"] = windows_from_config(arguments["windows"])
@@ -73,8 +74,7 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
         arguments["layout"] = InputLayout(**arguments["layout"])
     if isinstance(arguments.get("template"), dict):
         arguments["template"] = Template(**arguments["template"])
-    arguments.pop("trust_remote_code", None)  # no folder may set it
-    return arguments
+    return {name: value for name, value in arguments.items() if name in roles}
 
 
 def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:

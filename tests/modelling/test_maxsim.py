@@ -125,12 +125,6 @@ def test_a_longer_query_than_the_checkpoint_expands_to_is_read_without_expansion
     assert (found[2:] > usual[2:] + 1).all()
 
 
-def test_wrong_arguments_are_refused_by_name():
-    for arguments in [{"pooling": "mean"}, {"template": "plain"}, {"layout": "padded"}]:
-        with pytest.raises(ValueError, match=next(iter(arguments))):
-            ld.MaxSim(PLAIN, **arguments)
-
-
 def test_a_plain_encoder_gets_a_random_projection_by_seed(cross_encoder, plain_encoder, results):
     for backbone in (plain_encoder, cross_encoder):
         first = scores(ld.MaxSim(backbone), results)

@@ -48,7 +48,6 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
     ld.KMaxP: [
         *(({"k": 2, "weights": value}, "weights") for value in ([1.0], 1.0, [1.0, float("nan")])),
     ],
-    ld.Birch: [({"window_size": 20}, "window_size")],
     ld.PARADE: [
         ({**TRANSFORMER, "separate_query_projection": True}, "separate_query_projection"),
         ({**TRANSFORMER, "aggregator": "a/b", "layers": 3}, "layers"),
@@ -58,14 +57,17 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"attention_window": 7}, "attention_window"),
         *(({"template": t}, "query") for t in ("{query}", "{text}", "{query} {query} {text}", "none")),
     ],
-    ld.LateIR: [
-        ({"pooling": "cls"}, "pooling"),
-        ({"template": "plain"}, "template"),
-        ({"interaction": None}, "interact"),
-    ],
-    ld.NeuralModel1: [
-        ({"pooling": "cls"}, "pooling"),
-    ],
+    ld.LateIR: [({"interaction": None}, "interact")],
+}
+SEPARATE = ("pooling", "template", "instruction", "instruction_field")
+WITHOUT: dict[Any, tuple[str, ...]] = {
+    ld.FirstP: ("max_windows", "selection"),
+    ld.LongP: ("max_windows", "selection"),
+    ld.Birch: ("window_size", "stride"),
+    ld.NeuralModel1: ("pooling",),
+    ld.LateIR: SEPARATE,
+    ld.MaxSim: (*SEPARATE, "layout"),
+    ld.ListReranker: ("layout", "template", "pooling", "explain", "score_cache"),
 }
 
 
@@ -73,6 +75,14 @@ def test_wrong_arguments_are_refused_by_name():
     for cls, arguments, word in [(cls, *case) for cls, cases in WRONG.items() for case in cases]:
         with pytest.raises((ValueError, RuntimeError), match=word):
             cls(**{"backbone": "any/model", **arguments})
+
+
+def test_a_class_lacks_the_arguments_that_it_cannot_use():
+    for cls, name in [(cls, name) for cls, names in WITHOUT.items() for name in names]:
+        with pytest.raises(TypeError, match=name):
+            cls("any/model", **{name: None})
+        with pytest.raises(AttributeError, match=name):
+            setattr(cls("any/model"), name, None)
 
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])

@@ -322,11 +322,6 @@ def test_selected_windows_are_joined_with_marks(jina):
 
 def test_wrong_arguments_are_refused():
     for arguments, word in [
-        ({"layout": "padded"}, "layout"),
-        ({"template": "plain"}, "template"),
-        ({"pooling": "last"}, "pooling"),
-        ({"explain": True}, "explain"),
-        ({"score_cache": "scores.db"}, "score_cache"),
         ({"preselect": ld.BM25Windows(3), "max_doc_len": 100}, "max_doc_len=100"),
         ({"windows": ld.Truncate(5)}, "windows"),
         ({"windows": ld.SlidingWords(5, 5)}, "windows"),
