@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 C = TypeVar("C")
@@ -32,3 +33,14 @@ def look_up(classes: Mapping[str, C], problem: str, name: object, module: object
     if module in (None, "__main__"):
         advice = "define it as in the original script or notebook" if module else f"use one of {', '.join(classes)}"
     raise ValueError(f"{problem} {name!r}: {advice}")
+
+
+def to_config(value: Any) -> dict[str, Any]:
+    """Return the class and the fields of a dataclass, JSON-able, for `from_config`."""
+    return {"type": type(value).__name__, **defined_in(type(value)), **asdict(value)}
+
+
+def from_config(classes: Mapping[str, C], problem: str, config: Mapping[str, Any]) -> tuple[C, dict[str, Any]]:
+    """Return the class that `to_config` described, and its arguments; ValueError if it is not among the classes."""
+    arguments = dict(config)
+    return look_up(classes, problem, arguments.pop("type", None), arguments.pop("module", None)), arguments

@@ -18,6 +18,7 @@ from torch import nn
 from ..common.coverage import Coverage, Explanation, PairCoverage, Scored
 from ..common.frames import EXPLANATION, OWN_EXPLANATION, Question, Text, factorize
 from ..common.key import NoKeyError, description
+from ..common.registry import to_config
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .inputs import Encoded, PairInputs, Settings
@@ -25,7 +26,6 @@ from .readers import Reader
 from .runtimes import has_hooks
 from .tokens import serialized
 from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
-from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
 """The maximum number of pairs that are read and encoded together."""
@@ -350,7 +350,7 @@ class Model(nn.Module):
         parts = (reader.windows, settings.preselect, reader, self.encoder, self.head)
         return {
             "classes": [description(type(part)) for part in parts if part is not None],
-            "windows": windows_to_config(reader.windows),
+            "windows": to_config(reader.windows),
             "max_doc_len": settings.max_doc_len,
             "max_query_len": reader.max_query_len,
             "preselect": None if settings.preselect is None else settings.preselect.describe(),

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ import numpy as np
 from ..common.arguments import argument, check_type, validate
 from ..common.citations import Cited
 from ..common.language import word_spans, words
-from ..common.registry import defined_in, look_up, register
+from ..common.registry import from_config, register, to_config
 from .tokens import Span, TokenizedText
 from .windows import Truncate, WholeText, Windows
 
@@ -102,7 +102,7 @@ class WindowSelector(Cited, ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description of everything on which the selection depends, including weights."""
-        return {"type": type(self).__name__, **defined_in(type(self)), **asdict(self)}
+        return to_config(self)
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         """Return a JSON-able description for `preselection_from_config`; write large data into the folder."""
@@ -116,8 +116,7 @@ class WindowSelector(Cited, ABC):
 
 def preselection_from_config(config: dict[str, Any], folder: Path) -> WindowSelector:
     """Return the selector described by `to_config`; ValueError if its class is not defined."""
-    arguments = dict(config)
-    cls = look_up(_CLASSES, "unknown preselection", arguments.pop("type", None), arguments.pop("module", None))
+    cls, arguments = from_config(_CLASSES, "unknown preselection", config)
     return cls.from_config(arguments, folder)
 
 

@@ -14,7 +14,7 @@ import random
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from ..common.arguments import argument, validate
 from ..common.language import sentence_starts, word_starts
 from ..common.presentation import ReprMixin
-from ..common.registry import defined_in, look_up, register
+from ..common.registry import from_config, register
 from .tokens import Span, TokenizedText
 
 CHUNK_TOKENS = 477
@@ -119,15 +119,9 @@ class Windows(ReprMixin, ABC):
         return [spans[0], *(spans[i] for i in sorted(middle)), spans[-1]]
 
 
-def windows_to_config(windows: Windows) -> dict[str, Any]:
-    """Return a JSON-able description of `windows`, read back by `windows_from_config`."""
-    return {"type": type(windows).__name__, **defined_in(type(windows)), **asdict(windows)}
-
-
 def windows_from_config(config: dict[str, Any]) -> Windows:
-    """Return the windows that `windows_to_config` described; ValueError if no class of that name is defined."""
-    arguments = dict(config)
-    windows_class = look_up(_CLASSES, "unknown windows", arguments.pop("type", None), arguments.pop("module", None))
+    """Return the windows that `to_config` described; ValueError if no class of that name is defined."""
+    windows_class, arguments = from_config(_CLASSES, "unknown windows", config)
     return windows_class(**arguments)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
 from ..common.files import replacing_files, undamaged
 from ..common.presentation import HIDDEN
-from ..common.registry import look_up
+from ..common.registry import look_up, to_config
 from ..common.warnings import warn
 from ..modelling.compact import unpack
 from ..modelling.heads import registered_heads
@@ -28,7 +28,7 @@ from ..modelling.saved import (
     save_model,
 )
 from ..modelling.templates import Template
-from ..modelling.windows import windows_from_config, windows_to_config
+from ..modelling.windows import windows_from_config
 from ..training import TrainedOn, TrainingArgs
 
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
@@ -43,7 +43,7 @@ def config_of(reranker: Any) -> dict[str, Any]:
     parameters = without_paths(arguments_of(reranker, *OF_THE_MODEL))
     del parameters["trust_remote_code"]  # whoever loads a model decides that
     if reranker.windows is not None:
-        parameters["windows"] = windows_to_config(reranker.windows)
+        parameters["windows"] = to_config(reranker.windows)
     for name in ("layout", "template"):
         if isinstance(parameters.get(name), InputLayout | Template):
             parameters[name] = asdict(parameters[name])
@@ -70,10 +70,9 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
         arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
     if arguments.get("windows") is not None:
         arguments["windows"] = windows_from_config(arguments["windows"])
-    if isinstance(arguments.get("layout"), dict):
-        arguments["layout"] = InputLayout(**arguments["layout"])
-    if isinstance(arguments.get("template"), dict):
-        arguments["template"] = Template(**arguments["template"])
+    for name, kind in (("layout", InputLayout), ("template", Template)):
+        if isinstance(arguments.get(name), dict):
+            arguments[name] = kind(**arguments[name])
     return {name: value for name, value in arguments.items() if name in roles}
 
 

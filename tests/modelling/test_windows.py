@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from pyterrier_longdoc.common.registry import to_config
 from pyterrier_longdoc.modelling.tokens import TokenizedText, tokenize
 from pyterrier_longdoc.modelling.windows import (
     CHUNK_TOKENS,
@@ -23,7 +24,6 @@ from pyterrier_longdoc.modelling.windows import (
     WholeText,
     Windows,
     windows_from_config,
-    windows_to_config,
 )
 
 from ..support import tiny
@@ -192,7 +192,7 @@ OPEN = (Truncate(), WholeText(), SentenceWindows(max_sentences=1), FixedGrid(6, 
 
 def test_windows_are_restored_from_their_description():
     for windows in [*EVERY_CLASS, *OPEN, *(replace(w, max_windows=4, seed=7) for w in EVERY_CLASS)]:
-        assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
+        assert windows_from_config(json.loads(json.dumps(to_config(windows)))) == windows
 
 
 def halves():
@@ -212,9 +212,9 @@ def halves():
 def test_user_windows_are_restored_from_their_description():
     windows = halves()(longest=30, max_windows=1)
     assert windows(range(9)) == [(0, 4)]
-    assert windows_from_config(windows_to_config(windows)) == windows
+    assert windows_from_config(to_config(windows)) == windows
     anew = halves()  # as in a notebook, whose cell is run again
-    assert type(windows_from_config(windows_to_config(windows))) is anew
+    assert type(windows_from_config(to_config(windows))) is anew
 
 
 def test_a_name_of_the_package_cannot_be_given_to_user_windows():
