@@ -164,11 +164,11 @@ class Coverage:
 
     def add_rows(self, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
         """Count the rows of a frame, rows without text and rows without a query."""
-        no_query = np.array(list(map(is_blank, strings(frame["query"], "query"))), dtype=bool)
+        empty = [row for row, query in enumerate(strings(frame["query"], "query")) if is_blank(query)]
         self.rows += len(frame)
         self.rows_without_text += sum(map(int, no_text))
-        self.rows_without_query += int(no_query.sum())
-        self.queries_empty += frame["qid"][no_query].nunique()
+        self.rows_without_query += len(empty)
+        self.queries_empty += len(set(frame["qid"].iloc[empty])) if empty else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, precision, runtime and the three ratios by name, as a row of a table."""

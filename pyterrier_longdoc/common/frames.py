@@ -199,8 +199,9 @@ def validated(
 
 def check_qids(results: pd.DataFrame) -> None:
     """Raise ValueError if rows have no qid."""
-    docnos = results.loc[results["qid"].isna(), "docno"]
-    if len(docnos):
+    absent = results["qid"].isna()
+    if absent.any():
+        docnos = results.loc[absent, "docno"]
         rows = f"{len(docnos)} of {len(results)} rows, e.g. that of docno {str(docnos.iloc[0])!r}"
         raise ValueError(f"the column 'qid' is empty in {rows}: give each query a qid, or leave these rows out")
 
@@ -351,9 +352,9 @@ def with_scores(
 
     Columns that belong to the scores of an earlier model are removed.
     """
-    own = [column for column in inp if str(column).startswith(OWN_EXPLANATION)]
-    out = inp.drop(columns=[*OF_A_SCORE, *own, *columns], errors="ignore")
-    out = out.assign(score=np.asarray(scores, dtype="float64"))
+    replaced = {*OF_A_SCORE, *columns}
+    kept = [name for name in inp if name not in replaced and not str(name).startswith(OWN_EXPLANATION)]
+    out = inp[kept].assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)
     return pt.model.add_ranks(out)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from .coverage import Coverage
@@ -27,7 +26,6 @@ from .frames import (
     digest_of_query,
     field_names,
     is_from_terrier,
-    keys_of,
     strings,
     words_of_query,
 )
@@ -90,15 +88,13 @@ def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text])
             cure = "index with a larger `meta` length, or load them from the dataset"
             message = f"{name}: several texts end at character {longest:,}, probably truncated by the index; {cure}"
             warn_once(transformer, f"{message}. Ignore this if you truncated them.", TruncationWarning)
-    again = np.flatnonzero(frame.duplicated(["qid", "docno"], keep=False)).tolist()
-    if again:
-        text_of: dict[tuple[str, str], Text] = {}
-        for row, pair in zip(again, keys_of(frame.iloc[again]), strict=True):
-            if text_of.setdefault(pair, texts[row]) != texts[row]:
-                problem = f"the document {pair[1]!r} has several rows with different texts for the query {pair[0]!r}"
-                cure = "measures count it once: give each row its own docno, as ld.Passages does, or keep one"
-                warn_once(transformer, f"{name}: {problem}; {cure}.", UserWarning)
-                break
+    text_of: dict[tuple[Any, Any], Text] = {}
+    for qid, docno, text in zip(frame["qid"], frame["docno"], texts, strict=True):
+        if text_of.setdefault((qid, docno), text) != text:
+            problem = f"the document {str(docno)!r} has several rows with different texts for the query {str(qid)!r}"
+            cure = "measures count it once: give each row its own docno, as ld.Passages does, or keep one"
+            warn_once(transformer, f"{name}: {problem}; {cure}.", UserWarning)
+            break
 
 
 def warn_of_seen_queries(transformer: Any, trained: frozenset[str], queries: Sequence[Question]) -> None:

@@ -363,18 +363,17 @@ class Model(nn.Module):
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Switch to evaluation mode and to the precision of the settings."""
-        modes, dtype = {}, self.settings.dtype
-        for module in self.modules():
-            modes[module] = module.training
-        self.eval()
+        dtype, in_training = self.settings.dtype, [module for module in self.modules() if module.training]
+        for module in in_training:
+            module.training = False
         if next(self.parameters()).device.type != self.settings.device.type:  # moved by somebody meanwhile
             self.to(self.settings.device)
         try:
             with torch.autocast(self.settings.device.type, dtype=dtype, enabled=dtype != torch.float32):
                 yield
         finally:
-            for module, training in modes.items():
-                module.training = training
+            for module in in_training:
+                module.training = True
 
     def initial_weights(self) -> WarmStart:
         """Return the parts of the checkpoint that a head can use as initial weights."""
