@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import reprlib
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields
@@ -77,6 +78,9 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 """The type of an annotation and its description in messages."""
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+
 _BOUNDS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
 
@@ -98,7 +102,7 @@ def validate(instance: Any, who: str | None = None) -> None:
         unmet = _unmet_need(instance, f, value)
         if rule or unmet:
             problem = f"must be {rule}" if rule else f"has no effect without {unmet}"
-            raise ValueError(f"{who or type(instance).__name__}: {f.name}={value!r} {problem}")
+            raise ValueError(f"{who or type(instance).__name__}: {f.name}={short(value)} {problem}")
 
 
 def check_arguments(
@@ -117,14 +121,19 @@ def check_arguments(
     for name, value in args.items():
         rule = _broken_rule(annotation, value, rules)
         if rule:
-            raise ValueError(f"{f'{who}: ' if who else ''}{name}={value!r} must be {rule}")
+            raise ValueError(f"{f'{who}: ' if who else ''}{name}={short(value)} must be {rule}")
 
 
 def check_type(cls: Any, rule: str, **args: Any) -> None:
     """Raise ValueError with the name of the argument and the rule if it is not an instance of a class."""
     for name, value in args.items():
         if not isinstance(value, cls):
-            raise ValueError(f"{name}={value!r} must be {rule}")
+            raise ValueError(f"{name}={short(value)} must be {rule}")
+
+
+def short(value: Any) -> str:
+    """Return the repr of a value, or its beginning and end if it is long, for messages."""
+    return _SHORT.repr(value)
 
 
 def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance: Any = None) -> str | None:

@@ -64,6 +64,10 @@ class Backend(Protocol):
         """Send a conversation; raise BackendError if there is no reply. Must be thread-safe."""
 
 
+_NO_KEY = "no-key"
+"""What servers get that need some key, but not a real one."""
+
+
 class CallableBackend:
     """A backend from any function of messages.
 
@@ -160,6 +164,8 @@ class OpenAIBackend:
             too_long = is_too_long(getattr(error, "status_code", None), f"{message} {getattr(error, 'code', '')}")
             reason = f"{self.model}: {type(error).__name__} at {without_secrets(url)}: {message}"
             key = getattr(client, "api_key", None)
+            if getattr(error, "status_code", None) == 401 and key == _NO_KEY:
+                reason += " (no key was sent: name its environment variable by key_variable=)"
             failure = (ContextOverflowError if too_long else BackendError)(redact(reason, key))
         # Not inside "except", because the error would contain the original one, with the request and its key.
         raise failure
@@ -168,7 +174,7 @@ class OpenAIBackend:
         if self._connection is None:
             variable = self.key_variable or ("OPENAI_API_KEY" if self.base_url is None else None)
             # Other servers often require some key, but must not get OpenAI's.
-            key = os.environ.get(variable) if variable else "no-key"
+            key = os.environ.get(variable) if variable else _NO_KEY
             if not key:
                 raise BackendError(
                     f"{self.model}: set the environment variable {variable} to the server's key, or name another "

@@ -318,13 +318,14 @@ class CrossEncoder(Reranker, pt.Estimator):
         model, settings = self.model, None
         if recipe.checkpoint is not None:
             settings = training_settings(self, topics_or_res_va, qrels_va)
-        with noted(self, data, validated_on) as mark:
+        with noted(self, data, validated_on) as (coverage, mark):
             train(
                 model,
                 data,
                 recipe,
                 validate=validate,
                 on_step=mark,
+                coverage=coverage,
                 history=model.history,
                 settings=settings,
                 verbose=self.verbose,

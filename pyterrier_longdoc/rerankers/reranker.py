@@ -167,7 +167,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         check_preselection(self.preselect, self.make_windows())
         if not hasattr(self.text_loader, "text_loader"):
-            rule = "a transformer that adds the text, or have a method text_loader (as datasets and indexes do)"
+            rule = "a dataset, an index or a transformer that adds the text; for a dict of texts by docno, it is "
+            rule += "pt.apply.text(lambda row: texts[row['docno']])"
             check_type(pt.Transformer | None, rule, text_loader=self.text_loader)
 
     def _check_backbone(self) -> None:

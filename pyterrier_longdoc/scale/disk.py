@@ -52,8 +52,8 @@ def rerank_to_disk(
     work by `shard`. With `ld.distributed(pipeline)`, the workers of Ray compute the blocks.
 
     A folder belongs to one job: candidates and models of this package are compared. Changes in other stages, such as
-    your functions, or in a `PairScorer` that needs a name, are not noticed; a warning says so. Your own classes count
-    by their names: after changing the code of one, use another folder.
+    your functions, in text loaders, or in a `PairScorer` that needs a name, are not noticed; a warning says so. Your
+    own classes count by their names: after changing the code of one, use another folder.
 
     Args:
         pipeline: a reranker, or a pipeline that starts with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
@@ -67,14 +67,17 @@ def rerank_to_disk(
         How much of the rows scored by this call the last model of this package in the pipeline read; None without one.
 
     Raises:
-        ValueError: if the folder has finished blocks of other candidates or other models of this package, or if results
-            lack a score.
+        ValueError: if the folder has finished blocks of other candidates or other models of this package, if a column
+            of the candidates has values of several types, or if results lack a score.
         pt.validate.InputValidationError: if the candidates lack columns that the pipeline needs.
     """
     _arrow()
     check_type(pt.Transformer, "a transformer, e.g. ld.MaxP(...)", pipeline=pipeline)
     check_columns(run, ("qid", "docno"), "the candidates")
     check_qids(run)
+    for name in run.columns:
+        if pd.api.types.infer_dtype(run[name], skipna=True) in ("mixed", "mixed-integer") and not _is_nested(run[name]):
+            raise ValueError(f"the column {name!r} has values of several types: convert it to one, or drop it")
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n shards, starting at 0")
     out, blocks = Path(full_path(out)), blocks_of(run)
@@ -165,10 +168,12 @@ def _begin(out: Path, pipeline: pt.Transformer, run: pd.DataFrame, blocks: int, 
             f"out={str(out)!r} belongs to another job, with other {' and '.join(different)} (its pipeline was "
             f"{other.get('pipeline')}): choose a new folder"
         )
-    if None in models or len(list(stages_of(pipeline))) > len(models):
+    stages = list(stages_of(pipeline))
+    loads = any(getattr(stage, "text_loader", None) is not None for stage in stages)
+    if None in models or len(stages) > len(models) or loads:
         warn(
             f"rerank_to_disk continues the job in {str(out)!r}, whose pipeline was {other['pipeline']}, and cannot "
-            f"notice changes in functions and in stages of other packages",
+            f"notice changes in functions, in text loaders and in stages of other packages",
             UserWarning,
         )
     return job
@@ -200,7 +205,7 @@ def _write(result: pd.DataFrame, file: Path, job: dict[str, Any], owner: str) ->
     pa = _arrow()
     check_columns(result, ("qid", "docno", "score"), owner)
     result = pt.model.add_ranks(result.assign(score=numeric(result, "score", owner, "every result needs a score")))
-    nested = [name for name in result.columns if result[name].map(pd.api.types.is_list_like).any()]
+    nested = [name for name in result.columns if _is_nested(result[name])]
     result = result.assign(**{name: result[name].map(_to_json) for name in nested})
     try:
         table = pa.Table.from_pandas(result, preserve_index=False)
@@ -225,6 +230,10 @@ def _read(file: Path, job: dict[str, Any], columns: list[str] | None = None) -> 
         values = list(map(np.array, values)) if name == "features" else values  # as learning to rank requires
         frame[name] = pd.Series(values, index=frame.index, dtype=object)
     return frame
+
+
+def _is_nested(column: pd.Series) -> bool:
+    return bool(column.map(pd.api.types.is_list_like).any())
 
 
 def _to_json(value: Any) -> str | None:

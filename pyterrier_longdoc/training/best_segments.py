@@ -223,13 +223,14 @@ def _fit_jointly(
         with changed(ranker, runtime="torch", _validating=True):  # as `fit` validates
             return evaluate(ranker.transform(validation_run), validation_qrels, recipe.metric)
 
-    with noted(ranker, data, validated) as mark:
+    with noted(ranker, data, validated) as (coverage, mark):
         train(
             nn.ModuleDict({"selector": selector.model, "ranker": model}),
             data,
-            replace(recipe, learning_rates={**rates, "": 0.0}),
+            replace(recipe, learning_rates={**rates, "": recipe.learning_rates[""]}),
             validate=validate,
             on_step=mark,
+            coverage=coverage,
             history=model.history,
             objective=partial(_joint_loss, candidates=candidates),
             settings=settings,

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.coverage import Coverage
 from ..common.frames import (
     Document,
     Question,
@@ -110,11 +111,11 @@ class TrainingSet:
 
 
 @contextmanager
-def noted(reranker: Any, data: TrainingSet, validated: int) -> Iterator[Callable[[], None]]:
+def noted(reranker: Any, data: TrainingSet, validated: int) -> Iterator[tuple[Coverage, Callable[[], None]]]:
     """Report a training of a reranker, and leave on it what was trained on and how much of the texts was read.
 
-    Yields what `train` calls after each step, which marks the weights as trained. `validated` is the number of
-    validation queries.
+    Yields the coverage of the training, and what `train` calls after each step, which marks the weights as trained.
+    `validated` is the number of validation queries.
     """
     model, name, summary = reranker.model, type(reranker).__name__, replace(data.trained_on, validated=validated)
     reports = reranker.verbose and is_first_process()
@@ -125,7 +126,7 @@ def noted(reranker: Any, data: TrainingSet, validated: int) -> Iterator[Callable
     queries = model.trained_queries.union(digest_of_query(group.query) for group in data.groups)
     try:
         with as_one_call(), model.counting(reranker.recipe.dtype) as coverage:
-            yield partial(model.mark_trained, reranker.recipe.as_dict(), queries)
+            yield coverage, partial(model.mark_trained, reranker.recipe.as_dict(), queries)
     finally:
         earlier = 0 if model.trained_on is None else model.trained_on.longest_input
         model.trained_on = replace(summary, longest_input=max(earlier, coverage.longest_input))

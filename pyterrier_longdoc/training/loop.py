@@ -15,6 +15,7 @@ import pyterrier as pt
 import torch
 from torch import nn
 
+from ..common.coverage import Coverage
 from ..common.frames import Question, Text
 from ..common.progress import work_bar
 from .examples import Example, Pick, TrainingSet, draw_epoch, make_examples
@@ -39,6 +40,7 @@ def train(
     history: list[dict[str, Any]] | None = None,
     objective: Objective | None = None,
     settings: Mapping[str, Any] | None = None,
+    coverage: Coverage | None = None,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
     """Train a model in place; after an interruption it keeps its best validated weights, or those of the last step.
@@ -53,6 +55,7 @@ def train(
         history: a list to which an entry is added after each epoch and validation; None creates a list.
         objective: the loss of examples, for methods that need more than scores; None for that of the recipe.
         settings: the settings of the model, needed with a checkpoint folder to refuse to continue with other settings.
+        coverage: where the model counts what it reads; its longest input is part of the state.
         verbose: show a progress bar.
 
     Returns:
@@ -73,7 +76,8 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         torch.manual_seed(seed_of(recipe))
         stack.enter_context(changed_for_training(model, recipe))
-        run = Run(model, data, recipe, objective or ranking_loss, [] if history is None else history)
+        history = [] if history is None else history
+        run = Run(model, data, recipe, objective or ranking_loss, history, coverage or Coverage())
         stack.callback(run.end)
         state, is_first = run.state, run.processes.rank == 0
         if recipe.checkpoint is not None and run.resume(settings or {}):
@@ -140,6 +144,7 @@ class State:
     seconds: float = 0.0  # time for these examples, without validation
     best: float | None = None  # the best validation so far
     worse: int = 0  # number of validations since then
+    longest_input: int = 0  # tokens of the longest input of the backbone
 
 
 class Run:
@@ -149,9 +154,16 @@ class Run:
     """
 
     def __init__(
-        self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, objective: Objective, history: list[Any]
+        self,
+        model: nn.Module,
+        data: TrainingSet,
+        recipe: TrainingArgs,
+        objective: Objective,
+        history: list[Any],
+        coverage: Coverage,
     ) -> None:
         self.model, self.data, self.recipe, self.objective, self.history = model, data, recipe, objective, history
+        self.coverage, self.factor = coverage, 1.0  # of the learning rates
         self.old_entries = len(history)
         self.processes = Processes(model, recipe)
         self.optimizer = make_optimizer(model, recipe)
@@ -176,9 +188,9 @@ class Run:
         epoch, step_of_epoch = divmod(state.step, self.steps_per_epoch)
         if recipe.restart_each_epoch and step_of_epoch == 0:
             self.optimizer.state.clear()
-        factor, beta = rate_and_beta(recipe, state.step, self.steps_per_epoch, self.total_steps)
+        self.factor, beta = rate_and_beta(recipe, state.step, self.steps_per_epoch, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"], group["betas"] = group["peak"] * factor, (beta, BETAS[1])
+            group["lr"], group["betas"] = group["peak"] * self.factor, (beta, BETAS[1])
         examples = make_examples(batch[processes.rank :: processes.number], self.data, recipe, epoch)
         # Dropout only depends on the step, so that a continued training has the same.
         torch.manual_seed((seed_of(recipe) * 1_000_003 + state.step * 4099 + processes.rank) % 2**63)
@@ -218,10 +230,10 @@ class Run:
 
     def figures(self) -> dict[str, float]:
         """Return the loss, learning rates and speed of the steps since the last entry of the history."""
-        state = self.state
+        state, rates = self.state, self.recipe.learning_rates
         return {
             "loss": state.loss / state.examples,
-            **{f"learning_rate {group['prefix']}".rstrip(): group["lr"] for group in self.optimizer.param_groups},
+            **{f"learning_rate {prefix}".rstrip(): rate * self.factor for prefix, rate in rates.items()},
             "documents_per_second": state.documents / state.seconds,
         }
 
@@ -252,7 +264,7 @@ class Run:
             tensors = {"model": trained_tensors(self.model), "best": self.best}
             states = self.optimizer.state_dict()["state"].items()
             tensors["optimizer"] = {f"{i}/{name}": value for i, values in states for name, value in values.items()}
-            history = self.history[self.old_entries :]
+            history, state.longest_input = self.history[self.old_entries :], self.coverage.longest_input
             self.file.write(tensors, {"state": asdict(state), "history": history, "scaler": self.scaler.state_dict()})
 
     def _validate(self, validate: Callable[[], float]) -> float:
@@ -284,6 +296,7 @@ class Run:
             return False
         tensors, values = contents
         vars(self.state).update(values["state"])
+        self.coverage.longest_input = self.state.longest_input
         self.model.load_state_dict(tensors["model"], strict=False)
         states: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in tensors["optimizer"].items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -35,7 +34,9 @@ def dropping(model: nn.Module, rate: float) -> Iterator[None]:
     for module in model.modules():
         # Attention without a dropout layer stores its rate in an attribute.
         names = ["p"] if isinstance(module, _DropoutNd) else [name for name in vars(module) if "dropout" in name]
-        rates += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module)[name], Real)]
+        values = [(name, vars(module)[name]) for name in names]
+        # Not flags, such as the `token_dropout` of ESM.
+        rates += [(module, name, v) for name, v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     for module, name, _ in rates:
         setattr(module, name, rate)
     try:

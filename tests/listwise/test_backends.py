@@ -227,6 +227,11 @@ def test_openais_key_is_not_sent_to_other_servers(monkeypatch):
     assert SECRET not in str(server.requests)
 
 
+def test_a_server_that_wants_a_key_is_an_error_that_names_the_argument():
+    with serving(Answer(complaint("no"), 401)) as server, pytest.raises(BackendError, match="key_variable="):
+        OpenAIBackend("tiny", base_url=f"{server.url}/v1")(QUESTION)
+
+
 @pytest.mark.parametrize(
     ("backend", "variable"),
     [(OpenAIBackend("gpt"), "OPENAI_API_KEY"), (backend_at("http://127.0.0.1:9"), "LONGDOC_TEST_KEY")],

@@ -85,6 +85,12 @@ def test_a_class_lacks_the_arguments_that_it_cannot_use():
             setattr(cls("any/model"), name, None)
 
 
+def test_a_message_does_not_repeat_a_long_value():
+    with pytest.raises(ValueError, match=r"pt\.apply\.text") as caught:
+        ld.MaxP("any/model", text_loader={str(number): "text " * 100 for number in range(1000)})
+    assert len(str(caught.value)) < 1500
+
+
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
 def test_arguments_are_checked_again_at_transform(name, results, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -314,7 +314,16 @@ def test_a_pipeline_with_a_function_continues_with_a_warning(cross_encoder, tmp_
     assert set(ld.merge_run(tmp_path)["note"]) == {"mine"}
 
 
+def test_a_text_loader_continues_with_a_warning(cross_encoder, tmp_path):
+    run = tiny.longer_results()
+    model = systems.make("MaxP", cross_encoder, text_loader=tiny.Store(run))
+    ld.rerank_to_disk(model, run.drop(columns="text"), tmp_path, shard=(0, 2))
+    with pytest.warns(UserWarning, match="text loaders"):
+        ld.rerank_to_disk(model, run.drop(columns="text"), tmp_path, shard=(1, 2))
+
+
 BAD = [
+    ({"run": RUN.assign(note=["one", 2, *[None] * (len(RUN) - 2)])}, "note"),
     ({"shard": (2, 2)}, "shard"),
     ({"run": RUN.assign(qid=[None, *RUN["qid"][1:]])}, "'qid'"),
     ({"run": RUN.drop(columns="docno")}, "docno"),

@@ -123,6 +123,13 @@ def test_ray_imported_before_java_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_worker_that_no_machine_has_room_for_is_refused(cluster, cross_encoder):
+    for needed in ({"cpus_per_worker": 1000}, {"gpus_per_worker": 1000}):
+        with pytest.raises(ValueError, match="1000"):
+            ld.distributed(systems.make("MaxP", cross_encoder), workers=1, **needed)(candidates())
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
 def test_scores_coverage_and_warnings_equal_those_of_the_model(cluster, cross_encoder, capsys):
     frame = candidates()

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.rerankers.cross_encoder import UntrainedWarning
 from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
 from pyterrier_longdoc.training.examples import draw_epoch, make_examples
@@ -81,6 +82,8 @@ def test_the_history_has_the_rate_of_each_prefix(cross_encoder):
     history = make("MaxP", cross_encoder, training=recipe).fit(RUN, JUDGED).history
     assert history["learning_rate"].tolist() == [1e-4] * 2
     assert history["learning_rate encoder."].tolist() == [1e-5] * 2
+    late = make("MaxSim", training=TrainingArgs(epochs=1, warmup=0.0, schedule="constant")).fit(RUN, JUDGED)
+    assert late.history["learning_rate"].tolist() == [1e-4]  # although all of its weights have another rate
 
 
 def test_weight_decay_of_matrices_excludes_biases():
@@ -146,7 +149,7 @@ def test_the_one_cycle_schedule_equals_that_of_torch(total):
         torchs_optimizer, max_lr=[1e-2, 1e-1], total_steps=total, pct_start=0.2, anneal_strategy="linear"
     )
     data = toy_set(total)
-    run = Run(ours, data, args, ranking_loss, [])
+    run = Run(ours, data, args, ranking_loss, [], Coverage())
     for step, pick in enumerate(draw_epoch(data.groups, args, 0)):
         run.step([pick])
         ranking_loss(theirs, make_examples([pick], data, args, 0), args).backward()
@@ -434,10 +437,13 @@ def test_without_dropout_training_computes_what_inference_does(family, tmp_path)
 
     def look():
         scorer.train()
+        assert scorer.encoder.backbone.token_dropout is True
         with torch.no_grad():
             seen.append(scorer(queries, texts))
 
+    scorer.encoder.backbone.token_dropout = True  # a flag, as in ESM
     train(scorer, toy_set(1), recipe, on_step=look)
+    assert scorer.encoder.backbone.token_dropout is True
     scorer.eval()
     with torch.no_grad():
         torch.testing.assert_close(seen[0], scorer(queries, texts))

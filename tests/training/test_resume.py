@@ -246,6 +246,17 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert found == [{"epoch": 1, "step": 1, "loss": 0.0}, *history]
 
 
+def test_the_longest_input_includes_what_was_read_before_an_interruption(cross_encoder, tmp_path):
+    longest = []
+    for steps in (2, 3, 3):
+        recipe = replace(RECIPE, schedule="constant", warmup=0.0, max_steps=steps, checkpoint=tmp_path)
+        longest.append(make("MaxP", cross_encoder, training=recipe).fit(RUN, JUDGED).trained_on.longest_input)
+    whole = replace(RECIPE, schedule="constant", warmup=0.0, max_steps=3)
+    expected = make("MaxP", cross_encoder, training=whole).fit(RUN, JUDGED).trained_on.longest_input
+    assert longest == [longest[0], expected, expected]
+    assert longest[0] > 0
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"save_steps": 1}]
 )
