@@ -30,7 +30,7 @@ from .encoder import WindowEncoder, distinct
 from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
-from .weights import WeightsWatch, besides_weights
+from .weights import version_of
 
 EMBEDDING_POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
@@ -68,7 +68,7 @@ class EmbeddingEncoder(WindowEncoder):
     """Embeds queries and windows separately, each distinct one once while it is cached.
 
     Args:
-        shared: the loaded encoder with its cached embeddings, which are discarded when its weights change.
+        shared: the loaded encoder with its cached embeddings.
         pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for that of
             the checkpoint, or `"mean"` without one.
         similarity: `"cosine"` or `"dot"`; None for that of the checkpoint, or cosine without one.
@@ -141,13 +141,6 @@ class EmbeddingEncoder(WindowEncoder):
         if self.query_encoder is not None:
             self.query_encoder.use(settings, needs)
 
-    def refresh(self) -> None:
-        super().refresh()
-        if self.shared.weights.changed(self):
-            self.shared.cache.clear()
-        if self.query_encoder is not None:
-            self.query_encoder.refresh()
-
     def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
         queries = (self.query_encoder or self).embed([pair.query_input for pair in pairs], coverage, "query")  # (P, H)
@@ -167,7 +160,8 @@ class EmbeddingEncoder(WindowEncoder):
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
-        computed = current_dtype(self.device), self.device.type, self.runtime.name, besides_weights(self.backbone)
+        after = None if self.pooling_modules is None else version_of(self.pooling_modules)
+        computed = current_dtype(self.device), self.runtime.name, version_of(self.backbone), after
         setting = side, self.own_pooling, self.similarity, *computed
         embeddings = self.shared.cache.get_or_compute([(setting, key) for key in keys], embed)
         return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
@@ -235,7 +229,6 @@ class SharedEncoder:
         self.query_encoder: SharedEncoder | None = None
         self.cache = EmbeddingCache()
         self.runtimes: dict[str, Any] = {}
-        self.weights = WeightsWatch()
         self._transformer = transformer
 
     def prompt_length(self, prompt: str) -> int | None:

@@ -138,10 +138,6 @@ class WindowEncoder(nn.Module):
         """Return the runtime of this name."""
         return OpenVinoRuntime() if name == "openvino" else TorchRuntime()
 
-    def refresh(self) -> None:
-        """Discard results of other weights at the start of a run."""
-        self.runtime.begin(self.backbone)
-
     def initial_weights(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
         """Return the parts of the checkpoint that a head can use as initial weights."""
         words = backbone.model.get_input_embeddings().weight

@@ -131,16 +131,12 @@ class ExternalEncoder(nn.Module):
         self.tokenizer = Words() if choice is None else tokenizer
         longest = scorer.longest_input
         self.longest_input = None if longest is None else longest - SPARE_TOKENS
-        self._scores: dict[bytes, float] = {}
+        self._run: tuple[Coverage | None, dict[bytes, float]] = None, {}
 
     def use(self, settings: Settings, needs: str) -> None:
         """Apply settings; rerankers combine it only with heads that need no more than scores."""
         self.settings = replace(settings, device=CPU, dtype=torch.float32)
         self.reader = ExternalReader(self, self.settings)
-
-    def refresh(self) -> None:
-        """Discard the scores of an earlier run, which can have changed."""
-        self._scores = {}  # a run in another thread keeps its own
 
     def initial_weights(self, backbone: Any, tokenizer: Any) -> WarmStart:
         """Return the identity as the last layer, because the vector of a window is its score."""
@@ -155,7 +151,10 @@ class ExternalEncoder(nn.Module):
         for pair in pairs:
             query = self.reader.words(pair.query)
             questions += [(query, pair.text.input_text(span)) for span in pair.spans]
-        known, keys = self._scores, []
+        run, keys = self._run, []
+        if run[0] is not coverage:  # that of another run, since which the scorer may have changed
+            self._run = run = coverage, {}
+        known = run[1]
         for query, text in questions:  # hashes, because the texts of a long run would take more memory
             keys.append(blake2b(f"{len(query)} {query}{text}".encode(), digest_size=16).digest())
         new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in known}

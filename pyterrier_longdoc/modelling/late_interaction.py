@@ -27,7 +27,7 @@ from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .readers.base import NOTHING, TokenLimits, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
-from .weights import WeightsWatch, besides_weights
+from .weights import version_of
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
 """The interaction transformer of Boytsov et al. 2025."""
@@ -37,10 +37,7 @@ _SPECIALS = 4
 
 
 class SeparateEncoder(WindowEncoder):
-    """Base of the encoders that read queries and windows separately; in inference, they cache the states.
-
-    Cached states are wrong after a change of weights: before scoring, `refresh` must be called, which discards them.
-    """
+    """Base of the encoders that read queries and windows separately; in inference, they cache the states."""
 
     block_characters = TOKEN_BLOCK_CHARACTERS
     reader: SeparateReader
@@ -50,7 +47,6 @@ class SeparateEncoder(WindowEncoder):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.cache = EmbeddingCache()
-        self._weights = WeightsWatch()
 
     @property
     def projection(self) -> nn.Module:
@@ -60,14 +56,6 @@ class SeparateEncoder(WindowEncoder):
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
         self.reader.cache = self.cache
-
-    def refresh(self) -> None:
-        super().refresh()
-        self._forget_if_changed()
-
-    def _forget_if_changed(self, *, contents: bool = True) -> None:
-        if self._weights.changed(self.backbone, self.projection, contents=contents):
-            self.cache.clear()
 
     def states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str = "document") -> list[torch.Tensor]:
         """Return V tensors `(T, E)` in fp32, the states of V inputs; equal inputs are encoded once.
@@ -81,9 +69,8 @@ class SeparateEncoder(WindowEncoder):
         if torch.is_grad_enabled():
             made = self.make_states(unique, coverage, side)
         else:
-            # Runs score in inference mode, after `refresh` has compared contents at their start.
-            self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
-            computed = current_dtype(self.device), self.runtime.name, besides_weights(self.backbone, self.projection)
+            weights = version_of(self.backbone), version_of(self.projection)
+            computed = current_dtype(self.device), self.runtime.name, *weights
             setting = side, self.training, self.vector_rules, *computed
 
             def make(new: list[int]) -> Iterable[np.ndarray]:

@@ -5,7 +5,7 @@ Shapes: R rows of a run, P distinct pairs of a block, B documents, N windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -24,7 +24,7 @@ from .inputs import Encoded, PairInputs, Settings
 from .readers import Reader
 from .runtimes import has_hooks
 from .tokens import serialized
-from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
+from .weights import HeadSpec, copy_inference_tensors, fingerprint, seeded, seeded_head, version_of
 from .windows import windows_to_config
 
 PAIRS_PER_BLOCK = 4096
@@ -133,8 +133,7 @@ class Model(nn.Module):
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
         self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None
-        self._watch = WeightsWatch()
-        self._fingerprint = ""
+        self._fingerprint: tuple[Hashable, str] | None = None  # of a version of the weights
         self.use(settings)
 
     @classmethod
@@ -172,6 +171,7 @@ class Model(nn.Module):
         """Apply settings, and move the weights to their device."""
         self.encoder.use(settings, self.head.needs)
         self.settings, self.reader = self.encoder.settings, self.encoder.reader
+        copy_inference_tensors(self)
         self.to(self.settings.device)
         self.head.to(self.encoder.head_dtype)
 
@@ -218,7 +218,6 @@ class Model(nn.Module):
         """Score R rows in inference mode; `on_block` is called after each block, for callers that store scores."""
         scored = Scored(len(texts), self.new_coverage())
         table: list[PairCoverage] = []
-        self.encoder.refresh()
         with self.inference():
             for block, pairs in self.walk(queries, texts, offsets=explain, bar=bar):
                 table += [pair.row for pair in pairs]
@@ -245,7 +244,6 @@ class Model(nn.Module):
     def coverage_of(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return the coverage that `score` would report for these rows, without encoding anything."""
         coverage = self.new_coverage()
-        self.encoder.refresh()
         coverage.add([pair.row for _, pairs in self.walk(queries, texts, bar=bar) for pair in pairs])
         return coverage
 
@@ -368,7 +366,8 @@ class Model(nn.Module):
             modes[module] = module.training
         self.eval()
         if next(self.parameters()).device.type != self.settings.device.type:  # moved by somebody meanwhile
-            self.to(self.settings.device)
+            with torch.inference_mode(False):
+                self.to(self.settings.device)
         try:
             with torch.autocast(self.settings.device.type, dtype=dtype, enabled=dtype != torch.float32):
                 yield
@@ -384,12 +383,10 @@ class Model(nn.Module):
         """Mark the weights as trained with this recipe, in all on the queries with these digests; None keeps them."""
         self.origin, self.source, self.recipe = "fit", "", recipe
         self.trained_queries = self.trained_queries if queries is None else queries
-        self._fingerprint = ""
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the weights, updated when they change."""
-        if self._watch.changed(self):
-            self._fingerprint = ""  # at once: the next look, perhaps of another thread, sees no change
-        if not self._fingerprint:
-            self._fingerprint = fingerprint(self.state_dict())
-        return self._fingerprint
+        version, known = version_of(self), self._fingerprint
+        if known is None or known[0] != version:
+            self._fingerprint = known = version, fingerprint(self.state_dict())
+        return known[1]

@@ -20,7 +20,7 @@ from ..common.files import import_extra
 from .backbones.architectures import quiet
 from .backbones.families import FAMILIES, family_of
 from .devices import current_dtype, has_bfloat16
-from .weights import WeightsWatch, besides_weights
+from .weights import version_of
 
 RUNTIMES = ("torch", "openvino")
 
@@ -109,9 +109,6 @@ class TorchRuntime:
     name: ClassVar[str] = "torch"
     why: ClassVar[str] = ""
 
-    def begin(self, backbone: Any) -> None:
-        """Prepare for a run; torch needs no preparation."""
-
     def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`."""
         states: torch.Tensor = backbone(**inputs).last_hidden_state
@@ -119,11 +116,10 @@ class TorchRuntime:
 
 
 class OpenVinoRuntime:
-    """Computes a backbone with OpenVINO, and exports it again when it changes.
+    """Computes a backbone with OpenVINO, and exports it again when its weights change.
 
-    Changes of weights and of other attributes cause another export, which shares the memory of the weights. A backbone
-    with hooks, or whose export differs from it, is computed by torch. Exports are neither copied nor pickled with the
-    model.
+    An export shares the memory of the weights. A backbone with hooks, or whose export differs from it, is computed by
+    torch. Exports are neither copied nor pickled with the model.
 
     Attributes:
         why: why torch computes the backbone, as a clause; "" if OpenVINO does.
@@ -131,8 +127,7 @@ class OpenVinoRuntime:
 
     def __init__(self) -> None:
         self.why = ""
-        self._forms: dict[Hashable, tuple[Form, str]] = {}
-        self._weights = WeightsWatch()
+        self._forms: dict[tuple[Hashable, ...], tuple[Form, str]] = {}
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -143,12 +138,6 @@ class OpenVinoRuntime:
         """The library that computes the backbone."""
         return "torch" if self.why else "openvino"
 
-    def begin(self, backbone: Any) -> None:
-        """Discard exports of outdated weights at the start of a run."""
-        with self._lock:
-            if self._forms and self._weights.changed(backbone):
-                self._forms.clear()
-
     def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`; in training and with gradients torch computes it."""
         with self._lock:
@@ -156,14 +145,13 @@ class OpenVinoRuntime:
                 self._forms.clear()
                 self.why = ""
                 return TorchRuntime()(backbone, inputs)
-            # Runs score in inference mode, after `begin` has compared contents at their start.
-            if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
-                self._forms.clear()
             # In a fixed order with an attention mask, so that one export serves all passes.
             inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
             names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
-            key = names, dtype, besides_weights(backbone)
+            version = version_of(backbone)
+            key = version, names, dtype, has_hooks(backbone)
             if key not in self._forms:
+                self._forms = {key: form for key, form in self._forms.items() if key[0] == version}
                 self._forms[key] = _exported(backbone, names, dtype)
             form, self.why = self._forms[key]
         return form(inputs)

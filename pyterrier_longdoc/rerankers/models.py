@@ -324,7 +324,8 @@ class SeparateReranker(SlidingReranker):
     """Base of the models that encode queries and windows separately and cache the states of windows.
 
     Args:
-        cached_bytes: the maximum memory for cached windows and the tokens of their texts.
+        cached_bytes: the maximum memory for cached windows and the tokens of their texts. What is cached is computed
+            again when weights change, except through `.data` (use `torch.no_grad()`).
     """
 
     _: KW_ONLY
@@ -359,7 +360,8 @@ class LateIR(SeparateReranker):
         backbone: encodes queries and windows separately. BERT-base in Boytsov et al. 2025.
         interaction: the transformer over the states of a query and a window.
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two random layers.
-        cached_bytes: with the default models and windows, each token of a document takes about 3 KB.
+        cached_bytes: as in `SeparateReranker`; with the default models and windows, each token of a document takes
+            about 3 KB.
         stride: 75, with windows of 150, in Boytsov et al. 2025.
         training: the recipe for `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 also for
             the aggregator, as in Boytsov et al. 2025.

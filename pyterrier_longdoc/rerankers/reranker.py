@@ -96,7 +96,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         runtime: the library that computes the backbone in inference: `"torch"`, or `"openvino"` on a CPU. None uses
             OpenVINO on an x86-64 CPU if it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or ModernBERT
             with at least 5 million weights, in a precision in which the CPU is fast. The first call after a change of
-            weights exports the backbone. `coverage.runtime` reports the library.
+            weights exports the backbone; changes through `.data` are not detected. `coverage.runtime` reports the
+            library.
         explain: add columns: `window_scores` (the score that each window would have alone), `window_weights` (the
             attention over windows; None for models without attention), `window_spans` (the characters of each window
             in the text, or in the joined columns without those of `repeat`), `best_start` and `best_end` (the
