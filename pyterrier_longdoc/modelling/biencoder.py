@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,11 @@ from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, encoder_of, load_encoder
 from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
-from .devices import current_dtype
-from .encoder import WindowEncoder, distinct
+from .encoder import BLOCK_CHARACTERS, distinct
 from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
+from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
-from .weights import version_of
 
 EMBEDDING_POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
@@ -64,7 +63,7 @@ class SpreadReader(SeparateReader):
         return replace(one, positions=np.arange(len(one), dtype=np.int32) * step)
 
 
-class EmbeddingEncoder(WindowEncoder):
+class EmbeddingEncoder(SeparateEncoder):
     """Embeds queries and windows separately, each distinct one once while it is cached.
 
     Args:
@@ -76,6 +75,8 @@ class EmbeddingEncoder(WindowEncoder):
         passage_prefix: the text before every window; None for that of the checkpoint.
         position_step: the distance between positions of short inputs; see `SpreadReader`.
     """
+
+    block_characters = BLOCK_CHARACTERS
 
     def __init__(
         self,
@@ -94,8 +95,7 @@ class EmbeddingEncoder(WindowEncoder):
         self.prompt_lengths = shared.prompt_length(query_prefix), shared.prompt_length(passage_prefix)
         self.position_step = position_step
         super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
-        self.shared = shared
-        self.reader: SeparateReader
+        self.shared, self.cache = shared, shared.cache
         self.own_pooling = pooling or ("mean" if shared.after is None else None)
         self.pooling_modules = shared.after
         if pooling and shared.after is not None:
@@ -132,12 +132,20 @@ class EmbeddingEncoder(WindowEncoder):
         specials, _ = specials_of_text(self.origin, self.prefixes[1])
         return max(1, min(length, self.origin.longest_input or sys.maxsize) - len(specials))
 
+    @property
+    def projection(self) -> nn.Module:
+        return nn.Identity() if self.pooling_modules is None else self.pooling_modules
+
+    @property
+    def vector_rules(self) -> Hashable:  # type: ignore[override]
+        """The settings on which embeddings depend."""
+        return self.own_pooling, self.similarity
+
     def make_runtime(self, name: str) -> Any:
         return self.shared.runtimes.setdefault(name, super().make_runtime(name))
 
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
-        self.reader.cache = self.shared.cache
         if self.query_encoder is not None:
             self.query_encoder.use(settings, needs)
 
@@ -152,19 +160,13 @@ class EmbeddingEncoder(WindowEncoder):
     def embed(self, inputs: Sequence[Any], coverage: Coverage | None, side: str) -> torch.Tensor:
         """Return `(V, H)` fp32 embeddings of V queries or windows; cached ones are not encoded again."""
         unique, numbers, keys = distinct(inputs)
+        embeddings = np.stack(self.cached(unique, keys, coverage, side))
+        return torch.from_numpy(embeddings[numbers]).to(self.device)
 
-        def embed(new: list[int]) -> np.ndarray:
-            vectors = self.vectors([unique[i] for i in new], coverage, side=side)
-            vectors = vectors[:, : self.shared.settings.truncate_dim]
-            if self.similarity == "cosine":
-                vectors = nn.functional.normalize(vectors, dim=-1)
-            return vectors.cpu().numpy()
-
-        after = None if self.pooling_modules is None else version_of(self.pooling_modules)
-        computed = current_dtype(self.device), self.runtime.name, version_of(self.backbone), after
-        setting = side, self.own_pooling, self.similarity, *computed
-        embeddings = self.shared.cache.get_or_compute([(setting, key) for key in keys], embed)
-        return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
+    def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
+        """Return the `(H,)` embedding of each query or window, on the CPU."""
+        vectors = self.vectors(inputs, coverage, side=side)[:, : self.shared.settings.truncate_dim]
+        return list((nn.functional.normalize(vectors, dim=-1) if self.similarity == "cosine" else vectors).cpu())
 
     def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:
         if self.pooling_modules is None:

@@ -69,17 +69,21 @@ class SeparateEncoder(WindowEncoder):
         if torch.is_grad_enabled():
             made = self.make_states(unique, coverage, side)
         else:
-            weights = version_of(self.backbone), version_of(self.projection)
-            computed = current_dtype(self.device), self.runtime.name, *weights
-            setting = side, self.training, self.vector_rules, *computed
-
-            def make(new: list[int]) -> Iterable[np.ndarray]:
-                return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))
-
-            arrays = self.cache.get_or_compute([(setting, key) for key in keys], make)
             device = self.device
-            made = [torch.from_numpy(array).to(device).float() for array in arrays]
+            made = [torch.from_numpy(array).to(device) for array in self.cached(unique, keys, coverage, side)]
         return [made[number] for number in numbers]
+
+    def cached(
+        self, inputs: Sequence[Input], keys: Sequence[bytes], coverage: Coverage | None, side: str
+    ) -> list[np.ndarray]:
+        """Return the states of distinct inputs with these keys; those in the cache are not computed."""
+        weights = version_of(self.backbone), version_of(self.projection)
+        setting = side, self.training, self.vector_rules, current_dtype(self.device), self.runtime.name, *weights
+
+        def make(new: list[int]) -> Iterable[np.ndarray]:
+            return (state.cpu().numpy() for state in self.make_states([inputs[i] for i in new], coverage, side))
+
+        return self.cache.get_or_compute([(setting, key) for key in keys], make)
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
         """Return the `(T, E)` states of each input, in fp32, as they are cached."""

@@ -221,8 +221,8 @@ class Model(nn.Module):
         with self.inference():
             for block, pairs in self.walk(queries, texts, offsets=explain, bar=bar):
                 table += [pair.row for pair in pairs]
-                encoded = self.encode(pairs, scored.coverage)
-                values = self.aggregate(encoded).double().cpu().numpy()
+                encoded, scores = self.compute(pairs, scored.coverage)
+                values = scores.double().cpu().numpy()
                 scored.add(block.rows, values, self.explanations(encoded, pairs) if explain else None)
                 if on_block is not None:
                     on_block(block.rows, values)
@@ -239,7 +239,7 @@ class Model(nn.Module):
             self._rows |= {
                 hash(key): pair.row for key, pair in zip(zip(queries, texts, strict=True), pairs, strict=True)
             }
-        return self.aggregate(self.encode(pairs, self._coverage))
+        return self.compute(pairs, self._coverage)[1]
 
     def coverage_of(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return the coverage that `score` would report for these rows, without encoding anything."""
@@ -270,33 +270,19 @@ class Model(nn.Module):
             self.head.check_windows(len(pair.spans), max(len(pair.query.ids), reader.query_size or 0))
         return pairs
 
-    # Encode.
-
-    def encode(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> Encoded:
-        """Return the input of the head."""
+    def compute(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> tuple[Encoded, torch.Tensor]:
+        """Return the encoded windows of B pairs and their `(B,)` scores; heads compute in fp32, also in training."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
         encoded: Encoded = self.encoder(pairs, needs=head.needs, match=match, coverage=coverage)
-        lacks_matches = match is not None and encoded.matches is None
-        if lacks_matches or (head.needs != "cls" and encoded.query is None):
-            raise ValueError(
-                f"{type(self.encoder).__name__} returns only window vectors, but the head {head.name!r} also needs "
-                f"token states (needs={head.needs!r})"
-            )
-        return encoded
-
-    # Aggregate.
-
-    def aggregate(self, encoded: Encoded) -> torch.Tensor:
-        """Return `(B,)` scores. Heads compute in fp32, in training and in inference."""
         with torch.autocast(self.settings.device.type, enabled=False):
-            scores: torch.Tensor = self.head(encoded)
+            scores: torch.Tensor = head(encoded)
         if scores.shape != encoded.mask.shape[:1]:
             raise ValueError(
-                f"the head {self.head.name!r} returned scores with the shape {tuple(scores.shape)} for "
+                f"the head {head.name!r} returned scores with the shape {tuple(scores.shape)} for "
                 f"{len(encoded.mask)} documents: its forward must return one score per document, (B,)"
             )
-        return scores
+        return encoded, scores
 
     def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> list[Explanation]:
         """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""

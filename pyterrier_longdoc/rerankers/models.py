@@ -20,7 +20,7 @@ from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
 from ..modelling.backbones.families import papers_of
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.encoder import WindowEncoder
-from ..modelling.external import ExternalScorer
+from ..modelling.external import PairScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
@@ -513,7 +513,7 @@ class LongP(CrossEncoder):
     head_name: ClassVar[str] = "firstp"
     papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
 
-    backbone: str | Path | ExternalScorer = argument(LONG_BACKBONE, role="checkpoint")
+    backbone: str | Path | PairScorer = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
     global_attention: str = argument("query", role="weights", choices=GLOBAL_ATTENTION)
     attention_window: int | None = argument(None, role="weights", at_least=1)

@@ -42,7 +42,7 @@ from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_of_seen_que
 from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
-from ..modelling.external import ExternalScorer
+from ..modelling.external import PairScorer
 from ..modelling.inputs import Settings
 from ..modelling.model import Model
 from ..modelling.preselection import WindowSelector, check_preselection
@@ -113,7 +113,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             computation was padding; None before the first call.
     """
 
-    backbone: str | Path | ExternalScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
+    backbone: str | Path | PairScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
     _: KW_ONLY
     windows: Windows | None = argument(None, role="windows")
     max_windows: int | None = argument(None, role="windows", at_least=1)
