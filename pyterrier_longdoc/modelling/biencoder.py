@@ -22,7 +22,8 @@ from ..common.coverage import Coverage
 from ..common.files import folder_digest
 from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
-from .backbones.load import Backbone, encoder_of, load_encoder
+from .backbones.backbone import Backbone
+from .backbones.load import encoder_of, load_encoder
 from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .encoder import BLOCK_CHARACTERS, distinct

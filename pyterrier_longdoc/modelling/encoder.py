@@ -18,7 +18,8 @@ from torch import nn
 
 from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
-from .backbones.load import Backbone, build_backbone
+from .backbones.backbone import Backbone
+from .backbones.load import build_backbone
 from .heads.base import WarmStart
 from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
 from .readers import Reader, reader_of

@@ -20,7 +20,8 @@ from torch import nn
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Coverage
 from .aggregators import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
-from .backbones.load import Backbone, build_backbone, load_encoder
+from .backbones.backbone import Backbone
+from .backbones.load import build_backbone, load_encoder
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
 from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense

@@ -18,7 +18,8 @@ from ..common.files import full_path
 from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
 from ..common.packaged import ENCODER, packaged_models
 from ..common.warnings import warn, warn_once
-from ..modelling.backbones.load import Backbone, load_backbone
+from ..modelling.backbones.backbone import Backbone
+from ..modelling.backbones.load import load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, PairScorer
 from ..modelling.heads import registered_heads

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..common.arguments import argument
-from ..modelling.backbones.load import Backbone
+from ..modelling.backbones.backbone import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
 from ..modelling.model import Model

@@ -17,8 +17,9 @@ from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numeric, validated
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
+from ..modelling.backbones.backbone import Backbone
 from ..modelling.backbones.families import papers_of
-from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
+from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import PairScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
