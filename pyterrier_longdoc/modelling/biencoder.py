@@ -31,6 +31,7 @@ from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_
 from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
+from .runtimes import OpenVinoRuntime
 
 EMBEDDING_POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
@@ -142,8 +143,8 @@ class EmbeddingEncoder(SeparateEncoder):
         """The settings on which embeddings depend."""
         return self.own_pooling, self.similarity
 
-    def make_runtime(self, name: str) -> Any:
-        return self.shared.runtimes.setdefault(name, super().make_runtime(name))
+    def make_runtime(self) -> OpenVinoRuntime:
+        return self.shared.runtime
 
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
@@ -231,7 +232,7 @@ class SharedEncoder:
         self.after = after
         self.query_encoder: SharedEncoder | None = None
         self.cache = EmbeddingCache()
-        self.runtimes: dict[str, Any] = {}
+        self.runtime = OpenVinoRuntime()
         self._transformer = transformer
 
     def prompt_length(self, prompt: str) -> int | None:

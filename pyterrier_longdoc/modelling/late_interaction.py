@@ -79,7 +79,7 @@ class SeparateEncoder(WindowEncoder):
     ) -> list[np.ndarray]:
         """Return the states of distinct inputs with these keys; those in the cache are not computed."""
         weights = version_of(self.backbone), version_of(self.projection)
-        setting = side, self.training, self.vector_rules, current_dtype(self.device), self.runtime.name, *weights
+        setting = side, self.training, self.vector_rules, current_dtype(self.device), self.computed_in[1], *weights
 
         def make(new: list[int]) -> Iterable[np.ndarray]:
             return (state.cpu().numpy() for state in self.make_states([inputs[i] for i in new], coverage, side))
