@@ -23,7 +23,7 @@ _PUBLIC = {
     "rerankers.maxsim": ["MaxSim"],
     "rerankers.list_reranker": ["ListReranker"],
     "rerankers.zscore": ["ZScore"],
-    "rerankers.external": ["PairScorer"],
+    "modelling.external": ["PairScorer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "common.arguments": ["argument"],
     "modelling.heads": ["Head"],

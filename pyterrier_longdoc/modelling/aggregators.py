@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel
 
+from .backbones.backbone import values_of
 from .backbones.families import family_of
-from .backbones.load import build_backbone, load_encoder, values_of
+from .backbones.load import build_backbone, load_encoder
 
 
 @dataclass(eq=False)

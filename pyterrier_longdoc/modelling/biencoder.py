@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from ..common.coverage import Coverage
 from ..common.files import folder_digest
 from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
-from .backbones.load import Backbone, encoder_of, load_encoder
+from .backbones.backbone import Backbone
+from .backbones.load import encoder_of, load_encoder
 from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
-from .devices import current_dtype
-from .encoder import WindowEncoder, distinct
+from .encoder import BLOCK_CHARACTERS, distinct
 from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
+from .late_interaction import SeparateEncoder
 from .readers import SeparateReader
 from .readers.separate import specials_of_text
-from .weights import WeightsWatch, besides_weights
+from .runtimes import OpenVinoRuntime
 
 EMBEDDING_POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
@@ -64,11 +65,11 @@ class SpreadReader(SeparateReader):
         return replace(one, positions=np.arange(len(one), dtype=np.int32) * step)
 
 
-class EmbeddingEncoder(WindowEncoder):
+class EmbeddingEncoder(SeparateEncoder):
     """Embeds queries and windows separately, each distinct one once while it is cached.
 
     Args:
-        shared: the loaded encoder with its cached embeddings, which are discarded when its weights change.
+        shared: the loaded encoder with its cached embeddings.
         pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for that of
             the checkpoint, or `"mean"` without one.
         similarity: `"cosine"` or `"dot"`; None for that of the checkpoint, or cosine without one.
@@ -76,6 +77,8 @@ class EmbeddingEncoder(WindowEncoder):
         passage_prefix: the text before every window; None for that of the checkpoint.
         position_step: the distance between positions of short inputs; see `SpreadReader`.
     """
+
+    block_characters = BLOCK_CHARACTERS
 
     def __init__(
         self,
@@ -94,8 +97,7 @@ class EmbeddingEncoder(WindowEncoder):
         self.prompt_lengths = shared.prompt_length(query_prefix), shared.prompt_length(passage_prefix)
         self.position_step = position_step
         super().__init__(replace(shared.backbone, pooling=pooling or "mean", representation=None))
-        self.shared = shared
-        self.reader: SeparateReader
+        self.shared, self.cache = shared, shared.cache
         self.own_pooling = pooling or ("mean" if shared.after is None else None)
         self.pooling_modules = shared.after
         if pooling and shared.after is not None:
@@ -132,21 +134,22 @@ class EmbeddingEncoder(WindowEncoder):
         specials, _ = specials_of_text(self.origin, self.prefixes[1])
         return max(1, min(length, self.origin.longest_input or sys.maxsize) - len(specials))
 
-    def make_runtime(self, name: str) -> Any:
-        return self.shared.runtimes.setdefault(name, super().make_runtime(name))
+    @property
+    def projection(self) -> nn.Module:
+        return nn.Identity() if self.pooling_modules is None else self.pooling_modules
+
+    @property
+    def vector_rules(self) -> Hashable:  # type: ignore[override]
+        """The settings on which embeddings depend."""
+        return self.own_pooling, self.similarity
+
+    def make_runtime(self) -> OpenVinoRuntime:
+        return self.shared.runtime
 
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
-        self.reader.cache = self.shared.cache
         if self.query_encoder is not None:
             self.query_encoder.use(settings, needs)
-
-    def refresh(self) -> None:
-        super().refresh()
-        if self.shared.weights.changed(self):
-            self.shared.cache.clear()
-        if self.query_encoder is not None:
-            self.query_encoder.refresh()
 
     def forward(self, pairs: Sequence[PairInputs], *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
@@ -159,18 +162,13 @@ class EmbeddingEncoder(WindowEncoder):
     def embed(self, inputs: Sequence[Any], coverage: Coverage | None, side: str) -> torch.Tensor:
         """Return `(V, H)` fp32 embeddings of V queries or windows; cached ones are not encoded again."""
         unique, numbers, keys = distinct(inputs)
+        embeddings = np.stack(self.cached(unique, keys, coverage, side))
+        return torch.from_numpy(embeddings[numbers]).to(self.device)
 
-        def embed(new: list[int]) -> np.ndarray:
-            vectors = self.vectors([unique[i] for i in new], coverage, side=side)
-            vectors = vectors[:, : self.shared.settings.truncate_dim]
-            if self.similarity == "cosine":
-                vectors = nn.functional.normalize(vectors, dim=-1)
-            return vectors.cpu().numpy()
-
-        computed = current_dtype(self.device), self.device.type, self.runtime.name, besides_weights(self.backbone)
-        setting = side, self.own_pooling, self.similarity, *computed
-        embeddings = self.shared.cache.get_or_compute([(setting, key) for key in keys], embed)
-        return torch.from_numpy(np.stack(embeddings)[numbers]).to(self.device)
+    def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
+        """Return the `(H,)` embedding of each query or window, on the CPU."""
+        vectors = self.vectors(inputs, coverage, side=side)[:, : self.shared.settings.truncate_dim]
+        return list((nn.functional.normalize(vectors, dim=-1) if self.similarity == "cosine" else vectors).cpu())
 
     def pooled(self, states: torch.Tensor, batch: Pass, side: str = "document", **_: Any) -> torch.Tensor:
         if self.pooling_modules is None:
@@ -234,8 +232,7 @@ class SharedEncoder:
         self.after = after
         self.query_encoder: SharedEncoder | None = None
         self.cache = EmbeddingCache()
-        self.runtimes: dict[str, Any] = {}
-        self.weights = WeightsWatch()
+        self.runtime = OpenVinoRuntime()
         self._transformer = transformer
 
     def prompt_length(self, prompt: str) -> int | None:

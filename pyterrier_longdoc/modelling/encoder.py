@@ -18,11 +18,12 @@ from torch import nn
 
 from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
-from .backbones.load import Backbone, build_backbone
+from .backbones.backbone import Backbone
+from .backbones.load import build_backbone
 from .heads.base import WarmStart
 from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
 from .readers import Reader, reader_of
-from .runtimes import OpenVinoRuntime, TorchRuntime, choose_runtime, refusal
+from .runtimes import OpenVinoRuntime, refusal, uses_openvino
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
 """The default limit on the tokens of a pass. The states of a small pass fit into a CPU's caches, whereas only large
@@ -52,14 +53,14 @@ class WindowEncoder(nn.Module):
         backbone: the pre-trained encoder, with the representation step of a cross-encoder.
 
     Attributes:
-        runtime: computes the backbone in inference.
+        runtime: computes the backbone in inference instead of torch; None for torch.
         settings: set by `use`.
         reader: turns a query and a text into inputs; set by `use`.
     """
 
     block_characters = BLOCK_CHARACTERS
     supports_openvino = True
-    """Whether runtimes other than torch can compute the backbone."""
+    """Whether OpenVINO can compute the backbone."""
     identity_at_start: ClassVar[bool] = False
     """Whether additional layers have no effect before training, so that scores make sense."""
     explains: ClassVar[tuple[str, ...]] = ()
@@ -85,7 +86,7 @@ class WindowEncoder(nn.Module):
         self.hidden_size = backbone.hidden_size
         self.state_size = backbone.state_size
         self.origin = backbone
-        self.runtime: Any = TorchRuntime()
+        self.runtime: OpenVinoRuntime | None = None
 
     def make_reader(self, settings: Settings) -> Reader:
         """Return the reader of the backbone; ValueError if the settings do not fit it."""
@@ -99,7 +100,8 @@ class WindowEncoder(nn.Module):
     @property
     def computed_in(self) -> tuple[str | None, str | None]:
         """The precision and the runtime of the backbone; None if there is none."""
-        return str(self.settings.dtype).removeprefix("torch."), self.runtime.name
+        runtime = "torch" if self.runtime is None or self.runtime.why else "openvino"
+        return str(self.settings.dtype).removeprefix("torch."), runtime
 
     def use(self, settings: Settings, needs: str) -> None:
         """Apply settings for a head with these needs; ValueError if they do not fit the backbone."""
@@ -110,9 +112,10 @@ class WindowEncoder(nn.Module):
                 f"this head needs states and vectors of the same width, but the checkpoint turns states of "
                 f"{self.state_size} features into vectors of {self.hidden_size}"
             )
-        name = choose_runtime(settings.runtime, self, needs, settings.device, settings.dtype)
-        if name != self.runtime.name:
-            self.runtime = self.make_runtime(name)
+        if not uses_openvino(settings.runtime, self, needs, settings.device, settings.dtype):
+            self.runtime = None
+        elif self.runtime is None:
+            self.runtime = self.make_runtime()
         reader = self.make_reader(settings)
         has_template = self.origin.template is not None or self.origin.prompt
         for name, ignored in (
@@ -134,13 +137,9 @@ class WindowEncoder(nn.Module):
         parts = {name.partition(".")[0] for name, _ in self.named_parameters()}
         return not self.identity_at_start and not parts <= {"backbone", "representation"}
 
-    def make_runtime(self, name: str) -> TorchRuntime | OpenVinoRuntime:
-        """Return the runtime of this name."""
-        return OpenVinoRuntime() if name == "openvino" else TorchRuntime()
-
-    def refresh(self) -> None:
-        """Discard results of other weights at the start of a run."""
-        self.runtime.begin(self.backbone)
+    def make_runtime(self) -> OpenVinoRuntime:
+        """Return a runtime without an export."""
+        return OpenVinoRuntime()
 
     def initial_weights(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
         """Return the parts of the checkpoint that a head can use as initial weights."""
@@ -234,12 +233,12 @@ class WindowEncoder(nn.Module):
     ) -> Iterator[Sequence[int]]:
         """Divide rows, in ascending order of length, into passes within the limits on windows and tokens."""
         settings, start, longest = self.settings, 0, 0
-        groups: list[tuple[int, int | None]] = []  # what the rows of a pass share
+        groups: list[tuple[int | None, int | None]] = []  # what the rows of a pass share
         for length, run in itertools.groupby(lengths):
-            rows = len(list(run))
+            rows, padded = len(list(run)), self.rules.padded(length)
             # Inputs that the architecture pads need a mask in any case.
-            unpadded = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
-            groups += [(self.rules.group(length), length if unpadded else None)] * rows
+            unpadded = exact_run is not None and rows >= exact_run and padded in (None, length)
+            groups += [(padded, length if unpadded else None)] * rows
         limit = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
@@ -258,8 +257,6 @@ class WindowEncoder(nn.Module):
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         for rows in self.divide([len(inputs[row]) for row in order], order, exact_run=exact_run):
             for half, batch, states in self._fitting(rows, inputs, all_layers):
-                if self.runtime.why and self.settings.runtime == "openvino":
-                    raise refusal(self.runtime.why)
                 if coverage is not None:
                     coverage.tokens_encoded += batch.tokens
                     coverage.tokens_computed += batch.mask.numel()
@@ -286,12 +283,18 @@ class WindowEncoder(nn.Module):
 
     def _compute(self, rows: Sequence[int], inputs: Sequence[Input], all_layers: bool) -> tuple[Pass, States]:
         """Return a pass and its states."""
-        length = self.rules.padded(max(len(inputs[row]) for row in rows))
+        longest = max(len(inputs[row]) for row in rows)
+        length = self.rules.padded(longest) or longest
         batch = collate([inputs[row] for row in rows], length, self.reader.pad_id, self.settings.device)
-        arguments = {**batch.arguments, **self.rules.extra_inputs(batch)}
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
-        with recording as earlier_states, self.rules.pass_context(self.backbone, length):
-            last_states = self.runtime(self.backbone, arguments)
+        with recording as earlier_states, self.rules.prepared(self.backbone, batch) as arguments:
+            named = {**batch.arguments, **arguments}
+            if self.runtime is None:
+                last_states = self.backbone(**named).last_hidden_state
+            else:
+                last_states = self.runtime(self.backbone, named)
+                if self.runtime.why and self.settings.runtime == "openvino":
+                    raise refusal(self.runtime.why)
         return batch, (*earlier_states, last_states)
 
     @contextmanager

@@ -20,14 +20,15 @@ from torch import nn
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Coverage
 from .aggregators import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
-from .backbones.load import Backbone, build_backbone, load_encoder
+from .backbones.backbone import Backbone
+from .backbones.load import build_backbone, load_encoder
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
 from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
 from .readers import SeparateReader, Specials
 from .readers.base import NOTHING, TokenLimits, specials_of_pair
 from .readers.padded import first_position, one_separator, with_positions
-from .weights import WeightsWatch, besides_weights
+from .weights import version_of
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
 """The interaction transformer of Boytsov et al. 2025."""
@@ -37,10 +38,7 @@ _SPECIALS = 4
 
 
 class SeparateEncoder(WindowEncoder):
-    """Base of the encoders that read queries and windows separately; in inference, they cache the states.
-
-    Cached states are wrong after a change of weights: before scoring, `refresh` must be called, which discards them.
-    """
+    """Base of the encoders that read queries and windows separately; in inference, they cache the states."""
 
     block_characters = TOKEN_BLOCK_CHARACTERS
     reader: SeparateReader
@@ -50,7 +48,6 @@ class SeparateEncoder(WindowEncoder):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.cache = EmbeddingCache()
-        self._weights = WeightsWatch()
 
     @property
     def projection(self) -> nn.Module:
@@ -60,14 +57,6 @@ class SeparateEncoder(WindowEncoder):
     def use(self, settings: Settings, needs: str) -> None:
         super().use(settings, needs)
         self.reader.cache = self.cache
-
-    def refresh(self) -> None:
-        super().refresh()
-        self._forget_if_changed()
-
-    def _forget_if_changed(self, *, contents: bool = True) -> None:
-        if self._weights.changed(self.backbone, self.projection, contents=contents):
-            self.cache.clear()
 
     def states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str = "document") -> list[torch.Tensor]:
         """Return V tensors `(T, E)` in fp32, the states of V inputs; equal inputs are encoded once.
@@ -81,18 +70,21 @@ class SeparateEncoder(WindowEncoder):
         if torch.is_grad_enabled():
             made = self.make_states(unique, coverage, side)
         else:
-            # Runs score in inference mode, after `refresh` has compared contents at their start.
-            self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
-            computed = current_dtype(self.device), self.runtime.name, besides_weights(self.backbone, self.projection)
-            setting = side, self.training, self.vector_rules, *computed
-
-            def make(new: list[int]) -> Iterable[np.ndarray]:
-                return (state.cpu().numpy() for state in self.make_states([unique[i] for i in new], coverage, side))
-
-            arrays = self.cache.get_or_compute([(setting, key) for key in keys], make)
             device = self.device
-            made = [torch.from_numpy(array).to(device).float() for array in arrays]
+            made = [torch.from_numpy(array).to(device) for array in self.cached(unique, keys, coverage, side)]
         return [made[number] for number in numbers]
+
+    def cached(
+        self, inputs: Sequence[Input], keys: Sequence[bytes], coverage: Coverage | None, side: str
+    ) -> list[np.ndarray]:
+        """Return the states of distinct inputs with these keys; those in the cache are not computed."""
+        weights = version_of(self.backbone), version_of(self.projection)
+        setting = side, self.training, self.vector_rules, current_dtype(self.device), self.computed_in[1], *weights
+
+        def make(new: list[int]) -> Iterable[np.ndarray]:
+            return (state.cpu().numpy() for state in self.make_states([inputs[i] for i in new], coverage, side))
+
+        return self.cache.get_or_compute([(setting, key) for key in keys], make)
 
     def make_states(self, inputs: Sequence[Input], coverage: Coverage | None, side: str) -> list[torch.Tensor]:
         """Return the `(T, E)` states of each input, in fp32, as they are cached."""

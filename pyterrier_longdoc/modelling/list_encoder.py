@@ -25,7 +25,8 @@ from ..common.coverage import Coverage
 from ..common.frames import Instructed, Question, Text, join_lines, words_of_query
 from ..common.hub import find_file, reachable, refuse_pointer
 from ..common.packaged import encoder_folder
-from .backbones.load import Backbone, load_encoder
+from .backbones.backbone import Backbone
+from .backbones.load import load_encoder
 from .backbones.sentence_transformers_files import read_json
 from .backbones.steps import RepresentationSteps
 from .encoder import WindowEncoder

@@ -21,7 +21,8 @@ from torch import nn
 from ..common.coverage import Coverage
 from ..common.hub import local_folder, reachable
 from ..common.packaged import encoder_folder
-from .backbones.load import Backbone, build_backbone, encoder_of, load_encoder
+from .backbones.backbone import Backbone
+from .backbones.load import build_backbone, encoder_of, load_encoder
 from .backbones.modules import TOKENS, load_model, steps_of
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .backbones.steps import RepresentationSteps

@@ -5,7 +5,7 @@ Shapes: R rows of a run, P distinct pairs of a block, B documents, N windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -25,7 +25,7 @@ from .inputs import Encoded, PairInputs, Settings
 from .readers import Reader
 from .runtimes import has_hooks
 from .tokens import serialized
-from .weights import HeadSpec, WeightsWatch, fingerprint, seeded, seeded_head
+from .weights import HeadSpec, copy_inference_tensors, fingerprint, seeded, seeded_head, version_of
 
 PAIRS_PER_BLOCK = 4096
 """The maximum number of pairs that are read and encoded together."""
@@ -133,8 +133,7 @@ class Model(nn.Module):
         # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
         self._rows: dict[int, PairCoverage] | None = None
         self._coverage: Coverage | None = None
-        self._watch = WeightsWatch()
-        self._fingerprint = ""
+        self._fingerprint: tuple[Hashable, str] | None = None  # of a version of the weights
         self.use(settings)
 
     @classmethod
@@ -172,6 +171,7 @@ class Model(nn.Module):
         """Apply settings, and move the weights to their device."""
         self.encoder.use(settings, self.head.needs)
         self.settings, self.reader = self.encoder.settings, self.encoder.reader
+        copy_inference_tensors(self)
         self.to(self.settings.device)
         self.head.to(self.encoder.head_dtype)
 
@@ -218,12 +218,11 @@ class Model(nn.Module):
         """Score R rows in inference mode; `on_block` is called after each block, for callers that store scores."""
         scored = Scored(len(texts), self.new_coverage())
         table: list[PairCoverage] = []
-        self.encoder.refresh()
         with self.inference():
             for block, pairs in self.walk(queries, texts, offsets=explain, bar=bar):
                 table += [pair.row for pair in pairs]
-                encoded = self.encode(pairs, scored.coverage)
-                values = self.aggregate(encoded).double().cpu().numpy()
+                encoded, scores = self.compute(pairs, scored.coverage)
+                values = scores.double().cpu().numpy()
                 scored.add(block.rows, values, self.explanations(encoded, pairs) if explain else None)
                 if on_block is not None:
                     on_block(block.rows, values)
@@ -240,12 +239,11 @@ class Model(nn.Module):
             self._rows |= {
                 hash(key): pair.row for key, pair in zip(zip(queries, texts, strict=True), pairs, strict=True)
             }
-        return self.aggregate(self.encode(pairs, self._coverage))
+        return self.compute(pairs, self._coverage)[1]
 
     def coverage_of(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return the coverage that `score` would report for these rows, without encoding anything."""
         coverage = self.new_coverage()
-        self.encoder.refresh()
         coverage.add([pair.row for _, pairs in self.walk(queries, texts, bar=bar) for pair in pairs])
         return coverage
 
@@ -272,33 +270,19 @@ class Model(nn.Module):
             self.head.check_windows(len(pair.spans), max(len(pair.query.ids), reader.query_size or 0))
         return pairs
 
-    # Encode.
-
-    def encode(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> Encoded:
-        """Return the input of the head."""
+    def compute(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> tuple[Encoded, torch.Tensor]:
+        """Return the encoded windows of B pairs and their `(B,)` scores; heads compute in fp32, also in training."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
         encoded: Encoded = self.encoder(pairs, needs=head.needs, match=match, coverage=coverage)
-        lacks_matches = match is not None and encoded.matches is None
-        if lacks_matches or (head.needs != "cls" and encoded.query is None):
-            raise ValueError(
-                f"{type(self.encoder).__name__} returns only window vectors, but the head {head.name!r} also needs "
-                f"token states (needs={head.needs!r})"
-            )
-        return encoded
-
-    # Aggregate.
-
-    def aggregate(self, encoded: Encoded) -> torch.Tensor:
-        """Return `(B,)` scores. Heads compute in fp32, in training and in inference."""
         with torch.autocast(self.settings.device.type, enabled=False):
-            scores: torch.Tensor = self.head(encoded)
+            scores: torch.Tensor = head(encoded)
         if scores.shape != encoded.mask.shape[:1]:
             raise ValueError(
-                f"the head {self.head.name!r} returned scores with the shape {tuple(scores.shape)} for "
+                f"the head {head.name!r} returned scores with the shape {tuple(scores.shape)} for "
                 f"{len(encoded.mask)} documents: its forward must return one score per document, (B,)"
             )
-        return scores
+        return encoded, scores
 
     def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> list[Explanation]:
         """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""
@@ -367,7 +351,8 @@ class Model(nn.Module):
         for module in in_training:
             module.training = False
         if next(self.parameters()).device.type != self.settings.device.type:  # moved by somebody meanwhile
-            self.to(self.settings.device)
+            with torch.inference_mode(False):
+                self.to(self.settings.device)
         try:
             with torch.autocast(self.settings.device.type, dtype=dtype, enabled=dtype != torch.float32):
                 yield
@@ -383,12 +368,10 @@ class Model(nn.Module):
         """Mark the weights as trained with this recipe, in all on the queries with these digests; None keeps them."""
         self.origin, self.source, self.recipe = "fit", "", recipe
         self.trained_queries = self.trained_queries if queries is None else queries
-        self._fingerprint = ""
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the weights, updated when they change."""
-        if self._watch.changed(self):
-            self._fingerprint = ""  # at once: the next look, perhaps of another thread, sees no change
-        if not self._fingerprint:
-            self._fingerprint = fingerprint(self.state_dict())
-        return self._fingerprint
+        version, known = version_of(self), self._fingerprint
+        if known is None or known[0] != version:
+            self._fingerprint = known = version, fingerprint(self.state_dict())
+        return known[1]

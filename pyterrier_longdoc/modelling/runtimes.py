@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from ..common.files import import_extra
 from .backbones.architectures import quiet
 from .backbones.families import FAMILIES, family_of
 from .devices import current_dtype, has_bfloat16
-from .weights import WeightsWatch, besides_weights
+from .weights import version_of
 
 RUNTIMES = ("torch", "openvino")
 
@@ -48,8 +48,8 @@ def check_runtime(runtime: str | None, device: Any, dtype: str | None) -> None:
         )
 
 
-def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the runtime for an encoder: the given one, or the faster one for None.
+def uses_openvino(runtime: str | None, encoder: Any, needs: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether OpenVINO computes an encoder: as given or, for None, if it is faster.
 
     The choice depends only on machine, model and precision, so that a score does not depend on the rest of the run.
 
@@ -67,11 +67,11 @@ def choose_runtime(runtime: str | None, encoder: Any, needs: str, device: torch.
     if runtime == "openvino" and why:
         raise refusal(why)
     if runtime is not None or why:
-        return runtime or "torch"
+        return runtime == "openvino"
     is_fast = dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16(device))
     pays = sum(weight.numel() for weight in encoder.backbone.parameters()) >= LEAST_WEIGHTS
     available = platform.machine() in ("x86_64", "AMD64") and find_spec("openvino") is not None
-    return "openvino" if device.type == "cpu" and is_fast and pays and available else "torch"
+    return device.type == "cpu" and is_fast and pays and available
 
 
 def refusal(why: str) -> ValueError:
@@ -103,27 +103,11 @@ def has_hooks(backbone: nn.Module) -> bool:
     return any(part._forward_hooks or part._forward_pre_hooks for part in backbone.modules())
 
 
-class TorchRuntime:
-    """Computes a backbone with torch."""
-
-    name: ClassVar[str] = "torch"
-    why: ClassVar[str] = ""
-
-    def begin(self, backbone: Any) -> None:
-        """Prepare for a run; torch needs no preparation."""
-
-    def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
-        """Return the last hidden state `(V, T, H)`."""
-        states: torch.Tensor = backbone(**inputs).last_hidden_state
-        return states
-
-
 class OpenVinoRuntime:
-    """Computes a backbone with OpenVINO, and exports it again when it changes.
+    """Computes a backbone with OpenVINO, and exports it again when its weights change.
 
-    Changes of weights and of other attributes cause another export, which shares the memory of the weights. A backbone
-    with hooks, or whose export differs from it, is computed by torch. Exports are neither copied nor pickled with the
-    model.
+    An export shares the memory of the weights. A backbone with hooks, or whose export differs from it, is computed by
+    torch. Exports are neither copied nor pickled with the model.
 
     Attributes:
         why: why torch computes the backbone, as a clause; "" if OpenVINO does.
@@ -131,39 +115,27 @@ class OpenVinoRuntime:
 
     def __init__(self) -> None:
         self.why = ""
-        self._forms: dict[Hashable, tuple[Form, str]] = {}
-        self._weights = WeightsWatch()
+        self._forms: dict[tuple[Hashable, ...], tuple[Form, str]] = {}
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
-    @property
-    def name(self) -> str:
-        """The library that computes the backbone."""
-        return "torch" if self.why else "openvino"
-
-    def begin(self, backbone: Any) -> None:
-        """Discard exports of outdated weights at the start of a run."""
-        with self._lock:
-            if self._forms and self._weights.changed(backbone):
-                self._forms.clear()
-
     def __call__(self, backbone: Any, inputs: BackboneInputs) -> torch.Tensor:
         """Return the last hidden state `(V, T, H)`; in training and with gradients torch computes it."""
+        if torch.is_grad_enabled() or backbone.training:
+            with self._lock:
+                self._forms, self.why = {}, ""
+            states: torch.Tensor = backbone(**inputs).last_hidden_state
+            return states
+        # In a fixed order with an attention mask, so that one export serves all passes.
+        inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
+        names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
         with self._lock:
-            if torch.is_grad_enabled() or backbone.training:
-                self._forms.clear()
-                self.why = ""
-                return TorchRuntime()(backbone, inputs)
-            # Runs score in inference mode, after `begin` has compared contents at their start.
-            if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
-                self._forms.clear()
-            # In a fixed order with an attention mask, so that one export serves all passes.
-            inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
-            names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
-            key = names, dtype, besides_weights(backbone)
+            version = version_of(backbone)
+            key = version, names, dtype, has_hooks(backbone)
             if key not in self._forms:
+                self._forms = {key: form for key, form in self._forms.items() if key[0] == version}
                 self._forms[key] = _exported(backbone, names, dtype)
             form, self.why = self._forms[key]
         return form(inputs)
@@ -173,7 +145,8 @@ def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> tupl
     """Return the OpenVINO export of a backbone for inputs with these names, or torch and why the export is wrong."""
 
     def by_torch(inputs: BackboneInputs) -> torch.Tensor:
-        return TorchRuntime()(backbone, inputs)
+        states: torch.Tensor = backbone(**inputs).last_hidden_state
+        return states
 
     if has_hooks(backbone):
         return by_torch, _HOOKS

@@ -1,18 +1,17 @@
-"""Weights: detecting changes, and copying weights from another model."""
+"""Weights: their version, and copying them from another model."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
-from zlib import crc32
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .devices import float32_by_default
 from .heads.base import Head, build_head
@@ -26,89 +25,51 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(_contents(weights[name]))
+        digest.update(weights[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _contents(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+_VERSIONS: WeakKeyDictionary[nn.Module, tuple[list[Hashable], object]] = WeakKeyDictionary()
+"""The last version of the weights of each module, with what it was recognized by."""
 
 
-def besides_weights(*modules: nn.Module) -> int:
-    """Return a number that changes if, in this process, modules get other parts, hooks, or attributes such as `eps`.
+def version_of(module: nn.Module) -> Hashable:
+    """Return the version of a module's weights: another one when they are written, replaced or moved.
 
-    Numbers and texts count by value, functions and other objects by identity.
+    It is meant for keys in the memory of a process: take it before computing what is stored under it. A module without
+    weights has the version None. Writes through `.data` and by fused optimizers other than that of `fit` are not seen:
+    write under `torch.no_grad()` instead.
+
+    It looks at the tensors, not at their contents, and so takes far less time than a `fingerprint`.
     """
-    found: list[Any] = []
-    for part in (part for module in modules for part in module.modules()):
-        found += [type(part), *part._forward_hooks, *part._forward_pre_hooks]
-        for name, value in vars(part).items():
-            if name[0] != "_" and name != "training":
-                found += [name, value if isinstance(value, int | float | str) else id(value)]
-    return hash(tuple(found))
+    found: list[Hashable] = []
+    for part in module.modules():
+        # `parameters()` and `buffers()` take several times as long, as much as the comparison with a small document.
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None:
+                # The reference keeps torch from giving the identity of a freed storage to a new one.
+                found += id(tensor), StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr()
+                # A backbone may make buffers in a run, which have no count.
+                found.append(None if tensor.is_inference() else tensor._version)
+    if not found:
+        return None
+    known = _VERSIONS.get(module)
+    if known is None or known[0] != found:
+        _VERSIONS[module] = known = found, object()
+    return known[1]
 
 
-class WeightsWatch:
-    """Detects changes of weights, after which exports, embeddings or states are outdated.
-
-    Looks at the memory of each tensor and at torch's count of the writes to it. Contents are only compared where torch
-    does not count: after a step of any optimizer, because fused ones are not counted, for tensors of inference mode,
-    and for memory that processes share. Writes through `.data` are not detected: write under `torch.no_grad()` instead.
-
-    For 22 million weights, a look takes about 0.5 ms, a comparison of the contents 20 ms and a `fingerprint` 150 ms.
-    """
-
-    def __init__(self) -> None:
-        self._writes: Hashable = None
-        self._contents: Hashable = None
-        self._steps = -1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WeightsWatch, ()
-
-    def changed(self, *modules: nn.Module, contents: bool = True) -> bool:
-        """Return whether parameters or buffers have changed or moved since the last call; True at the first call.
-
-        Args:
-            modules: the same ones in each call.
-            contents: whether to compare contents where torch does not count writes.
-        """
-        tensors = list(_tensors(modules))
-        writes = tuple(map(_memory_and_writes, tensors))
-        steps = _STEPS[0]
-        if writes == self._writes and not (contents and (steps != self._steps or any(map(_is_uncounted, tensors)))):
-            return False
-        before = self._writes, self._contents
-        self._writes, self._steps = writes, steps
-        self._contents = tuple(crc32(_contents(tensor)) for tensor in tensors)
-        return before != (self._writes, self._contents)
-
-
-def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
-    # `parameters()` and `buffers()` take several times as long, as much as the comparison with a small document.
-    for part in (part for module in modules for part in module.modules()):
-        yield from (tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None)
-
-
-def _memory_and_writes(tensor: torch.Tensor) -> Hashable:
-    # The reference keeps torch from giving the identity of a freed storage to a new one.
-    version = None if tensor.is_inference() else tensor._version
-    return StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(), version
-
-
-def _is_uncounted(tensor: torch.Tensor) -> bool:
-    return tensor.is_inference() or (tensor.device.type == "cpu" and tensor.untyped_storage().is_shared())
-
-
-_STEPS = [0]
-"""The number of steps of all optimizers in this process."""
-
-
-def _count_step(*_: Any) -> None:
-    _STEPS[0] += 1
-
-
-register_optimizer_step_post_hook(_count_step)
+def copy_inference_tensors(model: nn.Module) -> None:
+    """Replace weights that were made in inference mode by copies: torch neither trains them nor counts their writes."""
+    copies: dict[torch.Tensor, torch.Tensor] = {}  # tied weights stay tied
+    with torch.inference_mode(False):
+        for part in model.modules():
+            for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+                if tensor is not None and tensor.is_inference():
+                    if tensor not in copies:
+                        is_parameter, copy = isinstance(tensor, nn.Parameter), tensor.clone()
+                        copies[tensor] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+                    setattr(part, name, copies[tensor])
 
 
 @contextmanager

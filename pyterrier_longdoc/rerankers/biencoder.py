@@ -23,7 +23,8 @@ class BiEncoder(Reranker):
     `score = max_w cos(E(query), E(w))`, over the windows `w` of the document; or that of the first window, or the mean.
 
     Bi-encoders with the same checkpoint and device share their encoder and cached embeddings within a process, so
-    several aggregations take the memory and the time of one.
+    several aggregations take the memory and the time of one. Changes of weights through `.data` are not detected (use
+    `torch.no_grad()`).
 
     Inherited arguments: `Reranker`.
 

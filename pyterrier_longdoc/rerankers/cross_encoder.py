@@ -18,9 +18,10 @@ from ..common.files import full_path
 from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
 from ..common.packaged import ENCODER, packaged_models
 from ..common.warnings import warn, warn_once
-from ..modelling.backbones.load import Backbone, load_backbone
+from ..modelling.backbones.backbone import Backbone
+from ..modelling.backbones.load import load_backbone
 from ..modelling.encoder import WindowEncoder
-from ..modelling.external import ExternalEncoder, ExternalScorer
+from ..modelling.external import ExternalEncoder, PairScorer
 from ..modelling.heads import registered_heads
 from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
@@ -151,7 +152,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     @property
     def has_weights(self) -> bool:
         """Whether the backbone is a checkpoint, which this package trains and saves, and not an external scorer."""
-        return not isinstance(self.backbone, ExternalScorer)
+        return not isinstance(self.backbone, PairScorer)
 
     def require_weights(self, what: str) -> None:
         """Raise TypeError if the model cannot be trained, saved and so on, because it has no weights."""
@@ -165,7 +166,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def _check_backbone(self) -> None:
         backbone = self.backbone
-        if not isinstance(backbone, ExternalScorer):
+        if not isinstance(backbone, PairScorer):
             if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
                 raise ValueError(f"backbone={backbone!r} is not a checkpoint: use ld.PairScorer(...)")
             if str(backbone).startswith(("http://", "https://")):
@@ -224,7 +225,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
         if model is None:
             origin: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
-            if not isinstance(self.backbone, ExternalScorer):
+            if not isinstance(self.backbone, PairScorer):
                 return Model.from_backbone(self.load_backbone(), head, settings, encoder=self.encoder_class, **origin)
             return Model.from_backbone(self.backbone, head, settings, encoder=ExternalEncoder, **origin)
         if model.origin == "checkpoint":  # nothing of it is random

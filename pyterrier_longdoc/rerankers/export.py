@@ -20,8 +20,8 @@ from ..common.arguments import changed
 from ..common.files import MARKER, full_path, replacing_files
 from ..common.packaged import ENCODER
 from ..modelling.backbones.architectures import quiet
+from ..modelling.backbones.backbone import values_of
 from ..modelling.backbones.classifiers import take_apart
-from ..modelling.backbones.load import values_of
 from ..modelling.backbones.modules import TOKENS, library
 from ..modelling.backbones.steps import RepresentationSteps
 from ..modelling.layout import InputLayout, resolve_layout
@@ -181,7 +181,7 @@ def _classifier(model: Any) -> Any:
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     pooler = getattr(classifier.base_model, "pooler", None)
     parts: Any = take_apart(classifier)
-    parts.encoder.load_state_dict(encoder.backbone.state_dict())
+    parts.model.load_state_dict(encoder.backbone.state_dict())
     parts.final.load_state_dict(final.state_dict())
     if backbone.representation is not None:
         parts.representation.load_state_dict(encoder.representation.state_dict())

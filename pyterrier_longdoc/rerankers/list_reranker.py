@@ -13,7 +13,7 @@ import pandas as pd
 from ..common.arguments import Without, argument
 from ..common.frames import Question, as_strings, first_stage_order, validated, words_of_query
 from ..common.warnings import warn_once
-from ..modelling.backbones.load import Backbone
+from ..modelling.backbones.backbone import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.list_encoder import ListEncoder, ListQuery, ListSettings, load_list_backbone
 from ..modelling.weights import HeadSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..common.arguments import Without, argument
-from ..modelling.backbones.load import Backbone
+from ..modelling.backbones.backbone import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
 from ..modelling.model import Model
@@ -43,7 +43,7 @@ class MaxSim(SeparateReranker):
             still fills up short queries to the checkpoint's length.
         token_pooling: how many similar tokens share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's
             value.
-        cached_bytes: the maximum memory for the vectors of windows. With 128 features, a token takes 512 bytes.
+        cached_bytes: as in `SeparateReranker`; with 128 features, a token takes 512 bytes.
         training: the recipe for `fit`; None for `TrainingArgs()` with learning rates of 1e-5, and 1e-4 for the
             projection.
 

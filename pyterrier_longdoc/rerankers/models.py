@@ -17,10 +17,11 @@ from ..common.caches import CACHED_BYTES
 from ..common.coverage import Coverage
 from ..common.frames import numeric, validated
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
+from ..modelling.backbones.backbone import Backbone
 from ..modelling.backbones.families import papers_of
-from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
+from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.encoder import WindowEncoder
-from ..modelling.external import ExternalScorer
+from ..modelling.external import PairScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
@@ -324,7 +325,8 @@ class SeparateReranker(SlidingReranker):
     """Base of the models that encode queries and windows separately and cache the states of windows.
 
     Args:
-        cached_bytes: the maximum memory for cached windows and the tokens of their texts.
+        cached_bytes: the maximum memory for cached windows and the tokens of their texts. What is cached is computed
+            again when weights change, except through `.data` (use `torch.no_grad()`).
     """
 
     _: KW_ONLY
@@ -361,7 +363,8 @@ class LateIR(SeparateReranker):
         backbone: encodes queries and windows separately. BERT-base in Boytsov et al. 2025.
         interaction: the transformer over the states of a query and a window.
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two random layers.
-        cached_bytes: with the default models and windows, each token of a document takes about 3 KB.
+        cached_bytes: as in `SeparateReranker`; with the default models and windows, each token of a document takes
+            about 3 KB.
         stride: 75, with windows of 150, in Boytsov et al. 2025.
         training: the recipe for `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 also for
             the aggregator, as in Boytsov et al. 2025.
@@ -513,7 +516,7 @@ class LongP(CrossEncoder):
     head_name: ClassVar[str] = "firstp"
     papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
 
-    backbone: str | Path | ExternalScorer = argument(LONG_BACKBONE, role="checkpoint")
+    backbone: str | Path | PairScorer = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
     global_attention: str = argument("query", role="weights", choices=GLOBAL_ATTENTION)
     attention_window: int | None = argument(None, role="weights", at_least=1)

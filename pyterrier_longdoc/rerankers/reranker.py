@@ -42,7 +42,7 @@ from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_of_seen_que
 from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
-from ..modelling.external import ExternalScorer
+from ..modelling.external import PairScorer
 from ..modelling.inputs import Settings
 from ..modelling.model import Model
 from ..modelling.preselection import WindowSelector, check_preselection
@@ -96,7 +96,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         runtime: the library that computes the backbone in inference: `"torch"`, or `"openvino"` on a CPU. None uses
             OpenVINO on an x86-64 CPU if it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or ModernBERT
             with at least 5 million weights, in a precision in which the CPU is fast. The first call after a change of
-            weights exports the backbone. `coverage.runtime` reports the library.
+            weights exports the backbone; changes through `.data` are not detected. `coverage.runtime` reports the
+            library.
         explain: add columns: `window_scores` (the score that each window would have alone), `window_weights` (the
             attention over windows; None for models without attention), `window_spans` (the characters of each window
             in the text, or in the joined columns without those of `repeat`), `best_start` and `best_end` (the
@@ -112,7 +113,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             computation was padding; None before the first call.
     """
 
-    backbone: str | Path | ExternalScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
+    backbone: str | Path | PairScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
     _: KW_ONLY
     windows: Windows | None = argument(None, role="windows")
     max_windows: int | None = argument(None, role="windows", at_least=1)

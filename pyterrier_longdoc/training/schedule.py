@@ -36,7 +36,16 @@ def make_optimizer(model: nn.Module, recipe: TrainingArgs) -> torch.optim.AdamW:
             groups.setdefault((prefix, decays), group)["params"].append(parameter)
     # The fused kernel reads and writes the weights only once per step.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(list(groups.values()), betas=BETAS, fused=fused)
+    optimizer = torch.optim.AdamW(list(groups.values()), betas=BETAS, fused=fused)
+    optimizer.register_step_post_hook(_count_writes)
+    return optimizer
+
+
+def _count_writes(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Count the writes of a step in the version of the weights, because torch does not count those of fused steps."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            torch.autograd.graph.increment_version(parameter)
 
 
 def rate_and_beta(recipe: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> tuple[float, float]:

@@ -75,10 +75,11 @@ def transform(backbone: str, rows: int, texts: int, dtype: str) -> dict[str, flo
 
     run = candidates(rows, texts).astype({"text": dtype})
     model = ld.FirstP(backbone, max_query_len=8)
-    with (
-        patch.object(Model, "encode", lambda self, read, work=None: read),
-        patch.object(Model, "aggregate", lambda self, read: torch.tensor([float(len(pair.windows)) for pair in read])),
-    ):
+
+    def count_windows(self: Model, read: list, coverage: object) -> tuple:
+        return read, torch.tensor([float(len(pair.windows)) for pair in read])
+
+    with patch.object(Model, "compute", count_windows):
         model(run.head(PER_QUERY))  # imports and first calls
         gc.collect()
         tracemalloc.start()

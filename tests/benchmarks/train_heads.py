@@ -115,7 +115,7 @@ def windows(collections: Path, folder: Path, name: str) -> None:
             place = [(i, document) for i in numbers for document in range(DOCUMENTS)]
             with torch.inference_mode(), model.inference():
                 for block, pairs in model.walk(own["query"].tolist(), own["text"].tolist()):
-                    encoded = model.encode(pairs)
+                    encoded, _ = model.compute(pairs)
                     for rows, found, there in zip(block.rows, encoded.cls, encoded.mask, strict=True):
                         for row in rows:
                             number = int(there.sum())

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyterrier_longdoc.modelling.backbones.load import Backbone, load_backbone
+from pyterrier_longdoc.modelling.backbones.backbone import Backbone
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
 
 
 @pytest.fixture(scope="module")

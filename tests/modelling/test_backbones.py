@@ -217,11 +217,14 @@ def test_bigbird_runs_one_pass_at_a_time():
     config = SimpleNamespace(block_size=4, num_random_blocks=1, attention_type="block_sparse")
     rules = BigBirdRules(config, {})
 
+    def of_length(length):
+        return rules.prepared(model, SimpleNamespace(mask=torch.ones(1, length)))
+
     def short_pass():
-        with rules.pass_context(model, 5):
+        with of_length(5):
             pass
 
-    with rules.pass_context(model, 100):
+    with of_length(100):
         other = meanwhile(short_pass)
         assert kinds == ["block_sparse"]
     other.join()

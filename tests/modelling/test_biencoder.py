@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, T5Config, T5Model
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.load import Backbone
+from pyterrier_longdoc.modelling.backbones.backbone import Backbone
 from pyterrier_longdoc.modelling.readers.separate import specials_of_text
 from pyterrier_longdoc.modelling.tokens import tokenize
 
@@ -220,7 +220,7 @@ def test_a_prefix_is_tokenized_as_in_the_whole_text(caplog):
             texts = ["the cat and the dog", "rain", "Café! 12"]
             encoder = torch.nn.Module()
             encoder.config = BertConfig(type_vocab_size=2)
-            specials, lead = specials_of_text(Backbone(encoder, tokenizer, None, None, "mean"), prefix)
+            specials, lead = specials_of_text(Backbone(encoder, tokenizer=tokenizer, pooling="mean"), prefix)
             for text, tokens in zip(texts, tokenize(tokenizer, texts, lead=lead), strict=True):
                 one = specials.around(tokens.ids[:0], tokens.ids)
                 assert one.ids.tolist() == tokenizer(prefix + text)["input_ids"]

@@ -38,7 +38,7 @@ def scorer_of(backbone, name, options=None, **arguments):
 
 @torch.no_grad()
 def encode(scorer, queries, texts):
-    return scorer.encode(scorer.read(queries, texts))
+    return scorer.compute(scorer.read(queries, texts))[0]
 
 
 @torch.no_grad()

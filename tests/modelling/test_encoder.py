@@ -124,7 +124,7 @@ def test_query_states_are_those_of_the_first_window(labels, batch_size):
     loaded = load_backbone(tiny.encoder(labels))
     scorer = make_scorer(loaded, "parade-transformer-query", batch_size=batch_size)
     with torch.no_grad():
-        encoded = scorer.encode(scorer.read(QUERIES, TEXTS))
+        encoded, _ = scorer.compute(scorer.read(QUERIES, TEXTS))
         for i, (query, text) in enumerate(zip(QUERIES, TEXTS, strict=True)):
             pair = [(query, " ".join(text.split()[:20]))]  # in a list, or an empty text would count as none
             inputs = scorer.tokenizer(pair, return_tensors="pt")

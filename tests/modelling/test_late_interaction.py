@@ -9,12 +9,14 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from pyterrier_longdoc.common.caches import EmbeddingCache
 from pyterrier_longdoc.modelling.readers.base import Reader
 
 from ..support import tiny
 from ..support.arithmetic import array, bert, linear
 from ..support.scorers import Passes
 from ..support.systems import QUIET, make
+from ..support.threads import Interleaved
 from ..support.tiny import LONG
 
 pytestmark = QUIET
@@ -120,7 +122,7 @@ def test_a_small_cache_keeps_its_limit_and_the_scores(name, limit):
     ],
 )
 def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
-    """Even if torch does not count the writes, as for tensors created in inference mode."""
+    """Also those of a model that was made in inference mode, where torch would not count the writes."""
 
     def score(model) -> np.ndarray:
         with torch.no_grad():
@@ -136,6 +138,22 @@ def test_changed_weights_invalidate_cached_vectors(name, way, tmp_path):
         scorer.reader.cache.clear()
         np.testing.assert_allclose(after, score(scorer), **CLOSE)
     assert not np.isclose(before, after, **CLOSE).any()
+
+
+@pytest.mark.parametrize("name", ["LateIR", "MaxSim", "BiEncoder-max"])
+def test_states_of_a_thread_are_not_cached_for_weights_that_changed_meanwhile(name, tmp_path, monkeypatch):
+    scorer = make(name, tiny.checkpoint(tmp_path, labels=None)).model
+    threads = Interleaved().before(monkeypatch, EmbeddingCache, "put")  # the states are computed
+
+    def change() -> None:
+        with torch.no_grad():
+            scorer.encoder.backbone.embeddings.word_embeddings.weight.mul_(1.5)
+        scorer.score(["snow"], ["a short dog"])
+
+    threads.run(lambda: scorer.score(*PAIR), change)
+    after = scorer.score(*PAIR).scores
+    scorer.reader.cache.clear()
+    np.testing.assert_allclose(after, scorer.score(*PAIR).scores, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["LateIR", "MaxSim"])

@@ -13,10 +13,9 @@ from torch import nn
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import registered_heads
-from pyterrier_longdoc.modelling.inputs import Encoded
 from pyterrier_longdoc.modelling.readers import Reader
 
-from ..support.systems import QUIET, SYSTEMS, scores, told_of
+from ..support.systems import QUIET, scores, told_of
 
 pytestmark = QUIET
 READING = {"window_size": 20, "stride": 20, "max_query_len": 8, "device": "cpu"}
@@ -146,27 +145,6 @@ def test_start_from_takes_over_parameters_of_an_encoder_outside_layers(cross_enc
     nn.init.constant_(other.model.encoder.scale, 3.0)
     model = over(Scaled, cross_encoder).start_from(other)
     assert model.model.encoder.scale.tolist() == other.model.encoder.scale.tolist()
-
-
-class OnlyVectors(WindowEncoder):
-    def forward(self, pairs, *, coverage=None, **needs):
-        encoded = super().forward(pairs, coverage=coverage)
-        return Encoded(encoded.cls, encoded.mask)
-
-
-class Unmatched(WindowEncoder):
-    def forward(self, pairs, **needs):
-        return replace(super().forward(pairs, **needs), matches=None)
-
-
-@pytest.mark.parametrize(
-    ("name", "encoder"), [("CEDR-knrm", OnlyVectors), ("PARADE-query", OnlyVectors), ("CEDR-knrm", Unmatched)]
-)
-def test_heads_that_need_tokens_refuse_an_encoder_without_them(name, encoder, cross_encoder, results):
-    cls, arguments = SYSTEMS[name]
-    own = type(f"{cls.__name__}With{encoder.__name__}", (cls,), {"encoder_class": encoder})(cross_encoder, **arguments)
-    with pytest.raises(ValueError, match=encoder.__name__):
-        own(results)
 
 
 class NoisyHead(registered_heads()["maxp"], name="noisyp"):

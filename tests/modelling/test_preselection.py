@@ -144,14 +144,14 @@ def test_fit_reads_the_selected_windows_and_does_not_train_the_selector(cross_en
     training = ld.TrainingArgs(learning_rates={"": 1e-2})
     model = make("PARADE-attn", cross_encoder, preselect=chosen, training=training)
     before, of_selector = ({n: w.clone() for n, w in part.model.state_dict().items()} for part in (model, chosen.model))
-    windows, encode = [], Model.encode
+    windows, compute = [], Model.compute
 
     def spy(self, pairs, coverage=None):
         if self is model.model:
             windows.extend(len(pair.windows) for pair in pairs)
-        return encode(self, pairs, coverage)
+        return compute(self, pairs, coverage)
 
-    monkeypatch.setattr(Model, "encode", spy)
+    monkeypatch.setattr(Model, "compute", spy)
     model.fit(tiny.results(), QRELS)
     assert max(windows) == 2
     changed = {name.split(".")[0] for name, value in model.model.state_dict().items() if not value.equal(before[name])}

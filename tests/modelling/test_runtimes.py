@@ -206,32 +206,18 @@ def double_by_hook(backbone):
     backbone.encoder.layer[0].register_forward_hook(lambda module, inputs, output: output * 2)
 
 
-def double_by_method(backbone):
-    forward = backbone.encoder.layer[0].forward
-    backbone.encoder.layer[0].forward = lambda *args, **kwargs: forward(*args, **kwargs) * 2
-
-
 CHANGES = {
     "hook": double_by_hook,
-    "method": double_by_method,
-    "number": lambda backbone: setattr(backbone.embeddings.LayerNorm, "eps", 10.0),
-    "module": lambda backbone: setattr(backbone.encoder.layer[0].intermediate, "intermediate_act_fn", torch.nn.ReLU()),
     "buffer": lambda backbone: backbone.embeddings.position_ids.copy_(backbone.embeddings.position_ids.flip(1)),
 }
 """Changes of a backbone that are none of its weights."""
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [*(("MaxP", change) for change in CHANGES), ("MaxSim", "module"), ("LateIR", "hook"), ("BiEncoder-max", "number")],
-)
-def test_other_changes_than_of_weights_are_noticed(name, change, cross_encoder, results, can_export):
-    model, unused = make(name, cross_encoder), make(name, cross_encoder, runtime="torch")
+@pytest.mark.parametrize("change", CHANGES)
+def test_hooks_and_changed_buffers_are_noticed(change, cross_encoder, results, can_export):
+    model, unused = make("MaxP", cross_encoder), make("MaxP", cross_encoder, runtime="torch")
     before = scores(model, results)
-    if name.startswith("BiEncoder"):  # both have one encoder
-        unused.model.encoder.shared.cache.clear()
-    else:
-        CHANGES[change](unused.model.encoder.backbone)
+    CHANGES[change](unused.model.encoder.backbone)
     CHANGES[change](model.model.encoder.backbone)
     after = scores(model, results)
     assert model.coverage.runtime == ("torch" if change == "hook" else "openvino")

@@ -1,8 +1,7 @@
-"""Weights in memory: changes and moves are noticed, also by optimizers that do not count; no file changes them."""
+"""Weights in memory: changes and moves give another version, also steps that torch does not count; no file does."""
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -15,7 +14,8 @@ from torch import nn
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.devices import in_own_memory
-from pyterrier_longdoc.modelling.weights import WeightsWatch, fingerprint
+from pyterrier_longdoc.modelling.weights import copy_inference_tensors, fingerprint, version_of
+from pyterrier_longdoc.training.schedule import make_optimizer
 
 from ..support import tiny, tiny_long
 from ..support.memory import misplaced
@@ -30,76 +30,78 @@ def module() -> nn.Module:
     return made
 
 
-def swap_rows(tensor: torch.Tensor) -> None:
-    tensor.copy_(tensor.flip(0))
-
-
-def next_number(tensor: torch.Tensor) -> None:
-    tensor[0, 0] = torch.nextafter(tensor[0, 0], torch.tensor(9.0))
-
-
 def share(weights: nn.Module) -> None:
     ForkingPickler.dumps(weights)
 
 
-UNCOUNTED = {"inference mode": lambda weights: weights, "shared": share}
+def rewritten(weights: nn.Module) -> None:
+    """Another parameter in the same memory, with as many writes."""
+    weights[0].weight = nn.Parameter(weights[0].weight.data)
 
 
-@pytest.mark.parametrize("kind", UNCOUNTED)
-@pytest.mark.parametrize("write", [torch.neg_, swap_rows, next_number, lambda tensor: tensor.mul_(2)])
-def test_a_watch_finds_writes_that_torch_does_not_count_by_the_contents(write, kind):
-    with torch.inference_mode(kind == "inference mode"):
-        watch, weights = WeightsWatch(), module()
-        UNCOUNTED[kind](weights)
-        assert watch.changed(weights)
-        assert not watch.changed(weights)
-        write(weights[0].weight.data)
-        assert not watch.changed(weights, contents=False)
-        assert watch.changed(weights)
-        assert not watch.changed(weights)
+CHANGES = {
+    "a write": lambda weights: weights.steps.add_(1),
+    "a write in inference mode": torch.inference_mode()(lambda weights: weights[0].weight.mul_(2)),
+    "a replaced tensor": lambda weights: setattr(weights[0], "bias", nn.Parameter(weights[0].bias.detach().clone())),
+    "another tensor of the same memory": rewritten,
+    "rounding": lambda weights: weights.half().float(),
+    "another part": lambda weights: weights.append(nn.Linear(1, 1)),
+    "pickling for another process": share,
+    "shared memory": nn.Module.share_memory,
+}
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_watch_finds_the_steps_of_optimizers_of_its_weights_only(fused):
-    watch, weights, others = WeightsWatch(), module(), module()
-    assert watch.changed(weights)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_and_moved_weights_have_another_version(change):
+    weights, other = module(), module()
+    before, of_other = version_of(weights), version_of(other)
+    assert before not in (of_other, None)
+    weights(torch.ones(1, 6)).sum().backward()
+    assert version_of(weights) == before
+    with torch.no_grad():
+        CHANGES[change](weights)
+    assert version_of(weights) == version_of(weights) != before
+    assert version_of(other) == of_other
+
+
+def test_steps_of_a_training_give_its_weights_another_version():
+    weights, others = module(), module()
+    before = version_of(weights)
     for stepped in (others, weights):
-        optimizer = torch.optim.AdamW(stepped.parameters(), lr=0.1, fused=fused)
+        optimizer = make_optimizer(stepped, ld.TrainingArgs())
         stepped(torch.ones(1, 6))[0, 0].backward()
         optimizer.step()
-        assert watch.changed(weights) == (stepped is weights)
-    assert not watch.changed(weights)
+        assert (version_of(weights) != before) == (stepped is weights)
 
 
-def test_a_watch_finds_counted_writes_and_replaced_tensors_without_reading_contents():
-    watch, weights = WeightsWatch(), module()
-    assert watch.changed(weights, contents=False)
-    assert not watch.changed(weights, contents=False)
-    weights.steps.add_(1)
-    assert watch.changed(weights, contents=False)
-    assert not watch.changed(weights)
-    weights[0].bias = nn.Parameter(weights[0].bias.detach().clone())
-    assert watch.changed(weights, contents=False)
-
-
-def test_a_watch_finds_rounded_weights_and_the_third_of_three_files():
-    """Whose memory would be where that of the first one was, if the watch did not keep it."""
-    watch, weights = WeightsWatch(), nn.Linear(300, 300)
-    assert watch.changed(weights)
-    weights.half().float()
-    assert watch.changed(weights)
+def test_the_third_of_three_files_has_another_version_than_the_first_one():
+    """Whose memory would be where that of the first one was, if the version did not keep it."""
+    weights = nn.Linear(300, 300)
+    before = version_of(weights)
     for _ in range(2):
         weights.load_state_dict(nn.Linear(300, 300).state_dict(), assign=True)
-    assert watch.changed(weights)
+    assert version_of(weights) != before
 
 
-@pytest.mark.parametrize("move", [share, nn.Module.share_memory])
-def test_a_watch_finds_weights_that_moved(move):
-    watch, weights = WeightsWatch(), module()
-    assert watch.changed(weights)
-    move(weights)
-    assert watch.changed(weights, contents=False)
-    assert pickle.loads(pickle.dumps(watch)).changed(weights)
+def test_modules_without_weights_have_no_version_and_buffers_of_inference_mode_are_no_obstacle():
+    assert version_of(nn.Identity()) is None
+    weights = module()
+    with torch.inference_mode():
+        weights.register_buffer("made", torch.ones(3))
+    assert version_of(weights) == version_of(weights)
+
+
+def test_weights_of_inference_mode_are_copied_so_that_they_can_be_trained_and_stay_tied():
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        model.register_buffer("steps", torch.tensor(3))
+        copy_inference_tensors(model)
+    assert model[1].weight is model[0].weight
+    model(torch.tensor([1])).sum().backward()
+    before = version_of(model)
+    model.steps.add_(1)
+    assert version_of(model) != before
 
 
 def test_fingerprints_depend_on_the_values_of_every_dtype():

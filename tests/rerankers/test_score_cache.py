@@ -53,13 +53,13 @@ def test_a_relative_path_is_resolved_when_it_is_given(results, tmp_path, monkeyp
 @pytest.fixture
 def encoded(monkeypatch) -> list[int]:
     """The number of pairs of each block."""
-    counts, encode = [], model_module.Model.encode
+    counts, compute = [], model_module.Model.compute
 
     def spy(self, read, coverage=None):
         counts.append(len(read))
-        return encode(self, read, coverage)
+        return compute(self, read, coverage)
 
-    monkeypatch.setattr(model_module.Model, "encode", spy)
+    monkeypatch.setattr(model_module.Model, "compute", spy)
     return counts
 
 
@@ -229,15 +229,15 @@ def test_the_keys_of_pairs_separate_query_and_text():
 def test_an_interrupted_run_continues_with_the_stored_scores(path, results, encoded, monkeypatch):
     monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
     model = make("MaxP", score_cache=path)
-    aggregate, calls = model_module.Model.aggregate, []
+    compute, calls = model_module.Model.compute, []
 
     def stops(*args):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return aggregate(*args)
+        return compute(*args)
 
-    monkeypatch.setattr(model_module.Model, "aggregate", stops)
+    monkeypatch.setattr(model_module.Model, "compute", stops)
     with pytest.raises(KeyboardInterrupt):
         model(results)
     assert len(Store(path)) == 2

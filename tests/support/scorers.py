@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyterrier_longdoc.common.coverage import Explanation
-from pyterrier_longdoc.modelling.backbones.load import Backbone
+from pyterrier_longdoc.modelling.backbones.backbone import Backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.inputs import Settings
 from pyterrier_longdoc.modelling.layout import resolve_layout

@@ -46,30 +46,25 @@ class InputRules:
         """Return the tokens of a text as the architecture reads them."""
         return text
 
-    def group(self, length: int) -> int:
-        """Return the group of an input: a pass has inputs of one group and of similar length."""
-        return 0
+    def padded(self, length: int) -> int | None:
+        """Return the length to which an input of `length` tokens and all others of its pass are padded.
 
-    def padded(self, length: int) -> int:
-        """Return the padded length of an input of `length` tokens that is the only one in its pass."""
-        return length
+        None stands for the length of the longest one.
+        """
+        return None
 
     def cost(self, length: int) -> int:
         """Return the number of tokens that an input of `length` tokens counts as in the limit of a pass."""
-        return self.padded(length)
+        return self.padded(length) or length
 
     def longest(self, positions: int) -> int:
         """Return the longest input for a table of this many positions, padding included."""
         return positions
 
-    def extra_inputs(self, batch: Pass) -> dict[str, Any]:
-        """Return the backbone's arguments besides ids, mask, segments and positions."""
-        return dict(self.arguments)
-
     @contextmanager
-    def pass_context(self, model: Any, length: int) -> Iterator[None]:
-        """Prepare the model for a pass of padded length `length`, and clean up afterwards."""
-        yield
+    def prepared(self, model: Any, batch: Pass) -> Iterator[dict[str, Any]]:
+        """Prepare the model for a pass, and yield its arguments besides ids, mask, segments and positions."""
+        yield self.arguments
 
 
 class EqualLengthRules(InputRules):
@@ -77,7 +72,7 @@ class EqualLengthRules(InputRules):
 
     padding = "one length in a pass"
 
-    def group(self, length: int) -> int:
+    def padded(self, length: int) -> int:
         return length
 
 
@@ -111,8 +106,9 @@ class LongformerRules(InputRules):
     def padded(self, length: int) -> int:
         return -(-length // self.window) * self.window
 
-    def extra_inputs(self, batch: Pass) -> dict[str, Any]:
-        return {**self.arguments, "global_attention_mask": self.global_tokens(batch).long()}
+    @contextmanager
+    def prepared(self, model: Any, batch: Pass) -> Iterator[dict[str, Any]]:
+        yield {**self.arguments, "global_attention_mask": self.global_tokens(batch).long()}
 
     def global_tokens(self, batch: Pass) -> torch.Tensor:
         """Return the `(V, T)` bool mask of tokens with global attention."""
@@ -144,15 +140,12 @@ class BigBirdRules(InputRules):
         # Shorter inputs get full attention.
         self.longest_full = (5 + 2 * config.num_random_blocks) * self.block
 
-    def group(self, length: int) -> int:
-        return self.padded(length) if self.is_sparse(length) else 0
-
-    def padded(self, length: int) -> int:
-        return -(-length // self.block) * self.block if self.is_sparse(length) else length
+    def padded(self, length: int) -> int | None:
+        return -(-length // self.block) * self.block if self.is_sparse(length) else None
 
     def cost(self, length: int) -> int:
         # transformers 5 stores all T x T attention weights, block-sparse or not.
-        return self.padded(length) * max(1, length // 1024)
+        return super().cost(length) * max(1, length // 1024)
 
     def longest(self, positions: int) -> int:
         return positions // self.block * self.block if self.is_sparse(positions) else positions
@@ -162,19 +155,19 @@ class BigBirdRules(InputRules):
         return self.sparse and length > self.longest_full
 
     @contextmanager
-    def pass_context(self, model: Any, length: int) -> Iterator[None]:
-        sparse = self.is_sparse(length)
+    def prepared(self, model: Any, batch: Pass) -> Iterator[dict[str, Any]]:
+        sparse = self.is_sparse(batch.mask.shape[1])
         with _PASS:
             model.set_attention_type("block_sparse" if sparse else "original_full")
             # The model seeds numpy's global generator.
             if not sparse:
-                yield
+                yield self.arguments
                 return
             # The block-sparse code of transformers 5 fails in mixed precision.
             with torch.autocast(model.device.type, enabled=False):
                 state = np.random.get_state()  # noqa: NPY002
                 try:
-                    yield
+                    yield self.arguments
                 finally:
                     np.random.set_state(state)  # noqa: NPY002
 

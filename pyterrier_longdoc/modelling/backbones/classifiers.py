@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from transformers.activations import get_activation
 
 from .alibi import AlibiBert, AlibiConfig, weights_of
+from .backbone import Backbone
 from .families import family_of
 from .t5 import FirstStep
 
@@ -27,40 +28,21 @@ class Representation(nn.Sequential):
         super().__init__(OrderedDict((name, step or nn.Identity()) for name, step in steps.items()))
 
 
-@dataclass(eq=False)
-class Parts:
-    """The parts of a checkpoint.
-
-    Attributes:
-        encoder: the layers up to the last layer's states, without pooler or head.
-        representation: the step between pooled state and final layer; None if there is none.
-        final: `Linear(H, 1)`; None if there is no head that can be used.
-        pooling: how the head turns the states into one vector: `"cls"`, `"mean"`, `"last"`, or `"late"` for the mean of
-            the states after the representation step.
-    """
-
-    encoder: Any
-    representation: nn.Module | None
-    final: nn.Linear | None
-    pooling: str
-
-
 def is_classifier(config: Any) -> bool:
     """Return whether a configuration names a classification head."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
-def take_apart(model: Any) -> Parts:
+def take_apart(model: Any) -> Backbone:
     """Return the parts of a classifier with a known head, or of a plain encoder."""
     config = model.config
     family = family_of(config)
     head = family.head
     final = None if head is None else _part(model, head.final)
     if head is None or not isinstance(final, nn.Linear):
-        is_decoder = family.kind == "decoder"
-        return Parts(
-            without_pooler(model.base_model if is_decoder else model), None, None, "mean" if is_decoder else "cls"
-        )
+        if family.kind == "decoder":
+            return Backbone(without_pooler(model.base_model), pooling="mean")
+        return Backbone(without_pooler(model), pooling="cls")
     representation = None
     if head.dense:
         dropout, norm = (_part(model, place) if place else None for place in (head.dropout, head.norm))
@@ -69,7 +51,7 @@ def take_apart(model: Any) -> Parts:
     pooling = getattr(config, "classifier_pooling", family.pooling)
     pooling = {"bos": "cls"}.get(pooling, pooling)
     final = scaled(one_logit(final, config.id2label), 1 / getattr(config, "classifier_temperature", 1.0))
-    return Parts(without_pooler(model.base_model), representation, final, pooling)
+    return Backbone(without_pooler(model.base_model), representation=representation, final=final, pooling=pooling)
 
 
 def _part(model: Any, place: str) -> Any:
@@ -79,7 +61,7 @@ def _part(model: Any, place: str) -> Any:
     return model
 
 
-def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
+def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Backbone:
     """Return the parts of a language model whose score is the logit of one token, minus that of a second one if given.
 
     The first token is the answer for a relevant document; the sigmoid of the difference is its probability among both.
@@ -102,7 +84,7 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
             f"the logits of {type(model).__name__} are not a linear function of its last state, so a head cannot "
             f"use them: give a template without answers, and train the model"
         )
-    return Parts(encoder, None, final, pooling)
+    return Backbone(encoder, final=final, pooling=pooling)
 
 
 def _token(tokenizer: Any, answer: str | int) -> int:
@@ -125,11 +107,11 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any]) -> Parts:
+def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any]) -> Backbone:
     """Return the parts of a JINA-v2 or MosaicBERT checkpoint with these weights and this config.json."""
     config = AlibiConfig.from_published(config_json, qk_norm=any("layer_norm_q" in name for name in state))
     parts = build_alibi(config, "classifier.weight" in state)
-    parts.encoder.load_state_dict(weights_of(state))
+    parts.model.load_state_dict(weights_of(state))
     if parts.representation is None:
         # JINA's embeddings are means of states; MosaicBERT is a masked language model.
         return replace(parts, pooling="mean" if config_json.get("emb_pooler") == "mean" else "cls")
@@ -141,10 +123,10 @@ def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any
     return replace(parts, final=one_logit(final, config_json.get("id2label") or {}))
 
 
-def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
+def build_alibi(config: AlibiConfig, classifier: bool) -> Backbone:
     """Return the same parts with random weights; with BERT's classification head if `classifier`."""
     dense = Representation(nn.Linear(config.hidden_size, config.hidden_size), "tanh") if classifier else None
-    return Parts(AlibiBert(config), dense, None, "cls")
+    return Backbone(AlibiBert(config), representation=dense, pooling="cls")
 
 
 def without_pooler(encoder: Any) -> Any:

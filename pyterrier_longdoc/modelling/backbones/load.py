@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -31,9 +30,9 @@ from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
 from ..templates import TEMPLATES, Template, names_roles, template_of_checkpoint, template_of_roles
 from .alibi import AlibiConfig, is_published_layout
-from .architectures import InputRules, quiet, use_attention
+from .architectures import quiet, use_attention
+from .backbone import Backbone
 from .classifiers import (
-    Parts,
     alibi_parts,
     build_alibi,
     is_classifier,
@@ -58,102 +57,6 @@ DEFAULT_BACKBONE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 
 SAVED_FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
-
-
-@dataclass(eq=False)
-class Backbone:
-    """A pre-trained encoder and the other parts of its checkpoint.
-
-    Attributes:
-        model: the encoder without pooler or head.
-        tokenizer: its fast tokenizer; None for an encoder built from a stored description.
-        representation: the cross-encoder's representation step; None for a plain encoder.
-        final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
-        pooling: `"cls"`, `"mean"` or `"last"`: how states become one vector.
-        template: the words around query and text; None for the tokenizer's pair layout.
-        prompt: the checkpoint's words before every query.
-        global_attention: for Longformer, see `LongformerRules`.
-    """
-
-    model: Any
-    tokenizer: Any
-    representation: nn.Module | None
-    final: nn.Linear | None
-    pooling: str
-    template: Template | None = field(default=None, kw_only=True)
-    prompt: str = field(default="", kw_only=True)
-    global_attention: str = field(default="query", kw_only=True)
-
-    @property
-    def family(self) -> Family:
-        """Its row in the table of architectures."""
-        return family_of(self.model.config)
-
-    @property
-    def rules(self) -> InputRules:
-        """What its passes need besides ids and mask."""
-        options: dict[str, Any] = {}
-        if "global_attention" in self.family.options:
-            marks = self.global_attention == "sentences" and self.tokenizer is not None
-            mark = self.tokenizer("a")["input_ids"][0] if marks else None
-            options = {"global_attention": self.global_attention, "mark": mark}
-        return self.family.rules(self.model.config, self.family.arguments, **options)
-
-    @property
-    def hidden_size(self) -> int:
-        """H, the width of a window's vector: that of the states, unless a representation step changes it."""
-        return self.representation.width if isinstance(self.representation, RepresentationSteps) else self.state_size
-
-    @property
-    def state_size(self) -> int:
-        """The width of the last layer's states."""
-        return int(self.model.config.hidden_size)
-
-    @property
-    def channels(self) -> int:
-        """The number of layers with states, the embedding layer included."""
-        return int(self.model.config.num_hidden_layers) + 1
-
-    @property
-    def longest_input(self) -> int | None:
-        """The maximum number of tokens of an input, special tokens included; None for no limit."""
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        if positions is None or positions <= 0:
-            return None
-        return self.rules.longest(int(positions) - (self.first_position or 0))
-
-    @property
-    def has_segments(self) -> bool:
-        """Whether it distinguishes query and text by segments."""
-        return getattr(self.model.config, "type_vocab_size", 0) > 1
-
-    @property
-    def first_position(self) -> int | None:
-        """The first position id; None if the model itself numbers positions from 0."""
-        return self.model.config.pad_token_id + 1 if self.family.counts_from_padding else None
-
-    def describe(self) -> dict[str, Any]:
-        """Return a JSON-able description from which `build_backbone` creates the same modules."""
-        template = None if self.template is None else asdict(self.template)
-        steps = self.representation.description if isinstance(self.representation, RepresentationSteps) else None
-        pooling = None if self.representation is not None else self.pooling  # a head's pooling is in the configuration
-        return {
-            "config": values_of(self.model.config),
-            "cross_encoder": self.representation is not None and steps is None,
-            "modular": None if steps is None else {"steps": steps, "pooling": self.pooling},
-            "options": {
-                "pooling": pooling,
-                "template": template,
-                "prompt": self.prompt,
-                "global_attention": self.global_attention,
-            },
-        }
-
-
-def values_of(config: Any) -> dict[str, Any]:
-    """Return a Hugging Face configuration as JSON-able values, without its local path and the library's version."""
-    left_out = ("_name_or_path", "transformers_version")
-    return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
 def load_backbone(
@@ -213,7 +116,7 @@ def load_backbone(
         loading["attn_implementation"] = attn_implementation
     parts = _load_parts(name, config, tokenizer, files, template, loading)
     reading = {"template": template, "prompt": prompt, "global_attention": options.get("global_attention", "query")}
-    return _pooled(_assemble(parts, tokenizer, **reading), pooling)
+    return _pooled(_with_tokenizer(parts, tokenizer, **reading), pooling)
 
 
 def _load_parts(
@@ -223,7 +126,7 @@ def _load_parts(
     files: CrossEncoderFiles | None,
     template: Template | None,
     loading: dict[str, Any],
-) -> Parts:
+) -> Backbone:
     """Load a model and take it apart; its score comes from its head, its modules, or the words of its answers."""
     modules = () if files is None else files.modules
     answers = None if template is None else template.answers
@@ -238,7 +141,7 @@ def _load_parts(
     if files is not None and modules:
         steps, scores, pooling = load_head(name, modules, files.prompt)
         _check_labels(name, scores.out_features, {})
-        return Parts(without_pooler(model), steps, one_logit(scores), pooling)
+        return Backbone(without_pooler(model), representation=steps, final=one_logit(scores), pooling=pooling)
     parts = take_apart(model)
     if is_classifier(config) and parts.final is None:
         logger.warning(
@@ -276,7 +179,7 @@ def encoder_of(folder: str, module: Any, path: str, *, trust_remote_code: bool =
         model = load_pretrained(kind, place, config, trust_remote_code=trust_remote_code)
         if not transformer.do_lower_case:  # the tokenizer itself may keep upper case
             check_tokenizer(place, tokenizer)
-        backbone = _assemble(Parts(without_pooler(model), None, None, "mean"), _fast(folder, tokenizer))
+        backbone = _with_tokenizer(Backbone(without_pooler(model), pooling="mean"), _fast(folder, tokenizer))
     transformer.model = backbone.model
     return backbone
 
@@ -415,7 +318,7 @@ def _load_gte(name: str, config_json: dict[str, Any]) -> Backbone:
     config = gte_config(config_json)
     model = (AutoModelForSequenceClassification if is_classifier(config) else AutoModel).from_config(config)
     model.load_state_dict(gte_weights(_weights_of(name, config_json)))
-    return _assemble(take_apart(model.eval()), load_fast_tokenizer(name, untyped=True))
+    return _with_tokenizer(take_apart(model.eval()), load_fast_tokenizer(name, untyped=True))
 
 
 def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
@@ -426,7 +329,7 @@ def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
     if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
         # MosaicBERT uses BERT's tokenizer.
         name = reachable("google-bert/bert-base-uncased")
-    return _assemble(parts, load_fast_tokenizer(name))
+    return _with_tokenizer(parts, load_fast_tokenizer(name))
 
 
 _LOADERS = {AlibiConfig.model_type: _load_alibi, "gte": _load_gte}
@@ -445,15 +348,15 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
         config.dtype = torch.float32
         model = (AutoModelForSequenceClassification if classifies else AutoModel).from_config(config)
         if config.is_encoder_decoder:
-            parts = Parts(FirstStep(model), None, None, "cls")
+            parts = Backbone(FirstStep(model), pooling="cls")
         elif modular is not None:
             steps = RepresentationSteps(modular["steps"], int(config.hidden_size))
-            parts = Parts(without_pooler(model), steps, None, modular["pooling"])
+            parts = Backbone(without_pooler(model), representation=steps, pooling=modular["pooling"])
         else:
             parts = take_apart(model)
     options = description.get("options", {})
     template = options.get("template")
-    backbone = _assemble(
+    backbone = _with_tokenizer(
         parts,
         tokenizer,
         template=None if template is None else Template(**template),
@@ -463,10 +366,10 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     return _pooled(backbone, options.get("pooling"))
 
 
-def _assemble(parts: Parts, tokenizer: Any, **reading: Any) -> Backbone:
+def _with_tokenizer(backbone: Backbone, tokenizer: Any, **reading: Any) -> Backbone:
     if tokenizer is not None:
-        check_embeddings(parts.encoder, tokenizer)
-    return Backbone(parts.encoder, tokenizer, parts.representation, parts.final, parts.pooling, **reading)
+        check_embeddings(backbone.model, tokenizer)
+    return replace(backbone, tokenizer=tokenizer, **reading)
 
 
 def _pooled(backbone: Backbone, pooling: str | None) -> Backbone:

@@ -21,7 +21,7 @@ from ..aggregators import (
     vector_transformer,
     without_positions,
 )
-from ..backbones.load import values_of
+from ..backbones.backbone import values_of
 from ..inputs import Encoded
 from .base import Head, WarmStart, masked_mean
 
