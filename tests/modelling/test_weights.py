@@ -68,7 +68,7 @@ def test_steps_of_a_training_give_its_weights_another_version():
     weights, others = module(), module()
     before = version_of(weights)
     for stepped in (others, weights):
-        optimizer = make_optimizer(stepped, ld.TrainingArgs())
+        optimizer = make_optimizer(stepped, ld.TrainingArgs(learning_rates={"": 0.1}))
         stepped(torch.ones(1, 6))[0, 0].backward()
         optimizer.step()
         assert (version_of(weights) != before) == (stepped is weights)
