@@ -27,9 +27,8 @@ from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .devices import current_dtype
 from .encoder import WindowEncoder, distinct
-from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
-from .readers import SeparateReader
-from .readers.separate import specials_of_text
+from .inputs import Encoded, Input, Pass, QueryStates, Settings, to_dense
+from .reader import PairInputs, SeparateReader, specials_of_text
 from .weights import WeightsWatch, besides_weights
 
 EMBEDDING_POOLINGS = ("mean", "cls")
