@@ -27,10 +27,9 @@ from .backbones.load import encoder_of, load_encoder
 from .backbones.modules import VECTOR, load_model
 from .backbones.sentence_transformers_files import kind_of, modules_of, read_json
 from .encoder import BLOCK_CHARACTERS, distinct
-from .inputs import Encoded, Input, PairInputs, Pass, QueryStates, Settings, to_dense
+from .inputs import Encoded, Input, Pass, QueryStates, Settings, to_dense
 from .late_interaction import SeparateEncoder
-from .readers import SeparateReader
-from .readers.separate import specials_of_text
+from .reader import PairInputs, SeparateReader, specials_of_text
 from .runtimes import OpenVinoRuntime
 
 EMBEDDING_POOLINGS = ("mean", "cls")

@@ -21,8 +21,8 @@ from .backbones.architectures import layer_stack
 from .backbones.backbone import Backbone
 from .backbones.load import build_backbone
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, Matches, PairInputs, Pass, QueryStates, Settings, collate, to_dense
-from .readers import Reader, reader_of
+from .inputs import Encoded, Input, Matches, Pass, QueryStates, Settings, collate, to_dense
+from .reader import PairInputs, Reader, reader_of
 from .runtimes import OpenVinoRuntime, refusal, uses_openvino
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
@@ -117,13 +117,6 @@ class WindowEncoder(nn.Module):
         elif self.runtime is None:
             self.runtime = self.make_runtime()
         reader = self.make_reader(settings)
-        has_template = self.origin.template is not None or self.origin.prompt
-        for name, ignored in (
-            ("layout", settings.layout.is_for_pairs and not reader.follows_layout),
-            ("template", has_template and not reader.follows_template),
-        ):
-            if ignored:
-                raise ValueError(f"{name}= would have no effect: {type(reader).__name__} has its own input format")
         if (settings.instruction or settings.instruction_field) and not reader.takes_instruction:
             raise ValueError(
                 "instruction= and instruction_field= would have no effect: the template of this backbone has no "
@@ -201,7 +194,7 @@ class WindowEncoder(nn.Module):
         encoded = to_dense(torch.cat(vectors)[torch.tensor(order).argsort()].float(), counts)  # (P, N, H)
         if match_collector is not None:
             return replace(encoded, matches=match_collector.collect(), query=query_collector.collect())
-        return replace(encoded, query=self._represent_query(query_collector.collect(), self.reader.query_size))
+        return replace(encoded, query=self._represent_query(query_collector.collect(), self.reader.sizes[0] or None))
 
     def vectors(self, inputs: Sequence[Input], coverage: Coverage | None = None, **options: Any) -> torch.Tensor:
         """Return the `(V, H)` fp32 vectors of inputs; without gradients, equal inputs are encoded once.

@@ -28,9 +28,8 @@ from ..common.presentation import changes, described
 from .backbones.architectures import InputRules
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import CPU, Encoded, Input, PairInputs, Settings, to_dense
-from .readers import Reader, Specials
-from .readers.base import NOTHING, TokenLimits
+from .inputs import CPU, Encoded, Input, Settings, to_dense
+from .reader import NOTHING, PairInputs, Reader, Specials
 from .windows import WholeText, Windows
 from .words import Words
 
@@ -178,8 +177,8 @@ class ExternalReader(Reader):
         """Return as many tokens as the tokenizer adds; they are only counted."""
         return Specials((0,) * backbone.tokenizer.num_special_tokens_to_add(pair=True))
 
-    def token_limits(self) -> TokenLimits | None:
-        return TokenLimits(*[self.assumed] * 3) if self.counts_words else super().token_limits()
+    def limits(self) -> tuple[int, int, int] | None:
+        return (self.assumed, self.assumed, self.assumed) if self.counts_words else super().limits()
 
     def adapt(self) -> tuple[Windows, int | None]:
         """See the base class. Windows without a size get a number of words that usually fits; a given size is kept."""
@@ -236,8 +235,7 @@ class ExternalEncoder(nn.Module):
         """Return the scores of the windows of P pairs: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
         questions = []
         for pair in pairs:
-            query = self.reader.words(pair.query)
-            questions += [(query, pair.text.input_text(span)) for span in pair.spans]
+            questions += [(pair.query.text_read, pair.text.input_text(span)) for span in pair.spans]
         run, keys = self._run, []
         if run[0] is not coverage:  # that of another run, since which the scorer may have changed
             self._run = run = coverage, {}

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..common.coverage import PairCoverage
 from .layout import LAYOUTS, InputLayout
 from .preselection import WindowSelector
-from .tokens import Span, TokenizedText
+from .tokens import Span
 from .windows import Windows
 
 CPU = torch.device("cpu")
@@ -85,30 +84,6 @@ class Input:
         for values in (self.ids, self.types, self.mask, self.positions):
             digest.update(b"-" if values is None else values.tobytes())
         return digest.digest()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Query:
-    """A query, truncated to the tokens that are read."""
-
-    text: str  # the whole query
-    ids: np.ndarray  # the tokens that are read, as they stand in an input
-    tokens: int  # how many the whole query has
-    tokens_read: int  # how many of these are read
-    instruction: str = ""
-    specials: Any = None  # the words around it and its text; None for those of its reader
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class PairInputs:
-    """The inputs of a query and a text."""
-
-    query: Query
-    text: TokenizedText  # what is read of the text: all, its beginning, or a selection
-    spans: list[Span]  # the windows in it, in tokens
-    windows: list[Input]  # one for each; empty ones for encoders that read texts in place of token ids
-    row: PairCoverage  # how much is read, for the coverage
-    query_input: Any = None  # the query's own `Input`; None where it shares those of the windows
 
 
 @dataclass(frozen=True, eq=False)

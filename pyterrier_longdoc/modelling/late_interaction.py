@@ -24,10 +24,8 @@ from .backbones.backbone import Backbone
 from .backbones.load import build_backbone, load_encoder
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, distinct
-from .inputs import Encoded, Input, PairInputs, Settings, padded, to_dense
-from .readers import SeparateReader, Specials
-from .readers.base import NOTHING, TokenLimits, specials_of_pair
-from .readers.padded import first_position, one_separator, with_positions
+from .inputs import Encoded, Input, Settings, padded, to_dense
+from .reader import PairInputs, SeparateReader, Specials, one_separator, specials_of_pair
 from .weights import version_of
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
@@ -154,37 +152,21 @@ class Interaction(nn.Module):
 class LateReader(SeparateReader):
     """Reads windows and queries, each with an empty query, as in Boytsov et al. 2025; both fit one interaction."""
 
-    follows_layout = True
-
-    def __init__(self, backbone: Any, settings: Settings) -> None:
-        self.layout, self.limit = settings.layout, backbone.interaction.max_vectors
-        self.first_position = first_position(backbone, settings) if self.layout.pad_query else None
-        super().__init__(backbone, settings)
-        self.sizes = (self.max_query_len or 0, self._size_of(self.windows)) if self.layout.pad_query else (0, 0)
-
     def make_specials(self, backbone: Any) -> Specials:
         specials = specials_of_pair(backbone)
-        self.limit = None if self.limit is None else self.limit - _SPECIALS - 2 * len(specials)
-        query = specials if specials.types is None else replace(specials, types=(specials.types[0],) * 5)
-        if self.layout.pad_query:
-            specials, query = one_separator(specials), replace(one_separator(specials), types=query.types)
-        self.query_specials = query
+        vectors, types = backbone.interaction.max_vectors, specials.types
+        self.limit = None if vectors is None else vectors - _SPECIALS - 2 * len(specials)
+        if self.settings.layout.pad_query:
+            specials = one_separator(specials)
+        self.query_specials = specials if types is None else replace(specials, types=(types[0],) * 5)
         return specials
 
-    def token_limits(self) -> TokenLimits | None:
-        room = super().token_limits()
+    def limits(self) -> tuple[int, int, int] | None:
+        limits = super().limits()
         if self.limit is None:
-            return room
-        return TokenLimits(*[self.limit] * 3) if room is None else room._replace(both=self.limit)
-
-    def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
-        return self._placed(self.specials, content, self.sizes[1])
-
-    def assemble_query(self, query: np.ndarray) -> Input:
-        return self._placed(self.query_specials, query, self.sizes[0])
-
-    def _placed(self, specials: Specials, content: np.ndarray, size: int) -> Input:
-        return with_positions(specials.around(NOTHING, content, 0, size), self.first_position, self.layout.positions)
+            return limits
+        of_query, of_window, _ = limits or (self.limit, self.limit, self.limit)
+        return of_query, of_window, self.limit
 
     def part(self, states: Sequence[torch.Tensor], side: int) -> Part:
         """Return the states of separate queries (side 0) or windows, padded before the last special tokens."""
@@ -200,9 +182,6 @@ class LateReader(SeparateReader):
         """Return the number of vectors that `part` returns for this number of states."""
         specials = len((self.query_specials, self.specials)[side])
         return max(1, specials + max(states - specials, self.sizes[side]))
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "sizes": self.sizes, "positions": self.layout.positions}
 
 
 class LateInteractionEncoder(SeparateEncoder):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import nn
 
 from ..common.coverage import Coverage
-from ..common.frames import Instructed, Question, Text, join_lines, words_of_query
+from ..common.frames import Instructed, Question, Text, join_lines
 from ..common.hub import find_file, reachable, refuse_pointer
 from ..common.packaged import encoder_folder
 from .backbones.backbone import Backbone
@@ -31,10 +31,9 @@ from .backbones.sentence_transformers_files import read_json
 from .backbones.steps import RepresentationSteps
 from .encoder import WindowEncoder
 from .excerpts import ChosenPassages
-from .inputs import Encoded, Input, PairInputs, Query, QueryStates, Settings
+from .inputs import Encoded, Input, QueryStates, Settings
 from .model import Block
-from .readers import Reader, Specials
-from .readers.base import NOTHING
+from .reader import NOTHING, PairInputs, Reader, Specials
 from .weights import seeded
 from .windows import Windows
 
@@ -175,15 +174,6 @@ class ListReader(Reader):
         selected = 1 if settings.preselect is None else settings.preselect.k
         return settings.windows.resized(settings.longest_passage // selected), query
 
-    def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
-        """Return the tokens of queries, with their instructions; only equal queries share one object."""
-        tokens = self.truncated_queries(list(map(words_of_query, queries)), self.query_lead)
-        made = {
-            query: replace(tokens[words_of_query(query)], instruction=self.instruction_of(query))
-            for query in dict.fromkeys(queries)
-        }
-        return [made[query] for query in queries]
-
     def assemble(self, query: np.ndarray, content: np.ndarray) -> Input:
         """Return an empty input, because a window is no input of its own."""
         return Input(NOTHING, (0, 0), (0, 0))
@@ -224,7 +214,7 @@ class ListReader(Reader):
     def input_of(self, pairs: Sequence[PairInputs]) -> Input:
         """Return the context of some documents of a query."""
         query = pairs[0].query
-        ids = self.ids(self.words(query), [self.passage(pair) for pair in pairs], query.instruction)
+        ids = self.ids(query.text_read, [self.passage(pair) for pair in pairs], query.instruction)
         return Input(np.asarray(ids, dtype=np.int32), (0, 0), (0, 0))
 
     def ids(self, query: str, passages: Sequence[str], instruction: str = "") -> list[int]:

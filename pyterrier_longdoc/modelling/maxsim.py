@@ -28,9 +28,9 @@ from .backbones.sentence_transformers_files import kind_of, modules_of, read_jso
 from .backbones.steps import RepresentationSteps
 from .heads.base import WarmStart
 from .heads.maxsim import MaxSimStart
-from .inputs import Encoded, Input, PairInputs, Settings, to_dense
+from .inputs import Encoded, Input, Settings, to_dense
 from .late_interaction import SeparateEncoder
-from .readers import SeparateReader
+from .reader import PairInputs, SeparateReader
 from .token_vectors import TokenVectors
 from .tokens import Span
 from .weights import seeded

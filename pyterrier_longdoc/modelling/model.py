@@ -21,8 +21,8 @@ from ..common.key import NoKeyError, description
 from ..common.registry import to_config
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
-from .inputs import Encoded, PairInputs, Settings
-from .readers import Reader
+from .inputs import Encoded, Settings
+from .reader import PairInputs, Reader
 from .runtimes import has_hooks
 from .tokens import serialized
 from .weights import HeadSpec, copy_inference_tensors, fingerprint, seeded, seeded_head, version_of
@@ -264,10 +264,9 @@ class Model(nn.Module):
 
     def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
-        reader = self.reader
-        pairs = reader.read(reader.tokenize_queries(queries), reader.tokenize(texts, offsets=offsets))
+        pairs = self.reader.read(queries, texts, offsets=offsets)
         for pair in pairs:
-            self.head.check_windows(len(pair.spans), max(len(pair.query.ids), reader.query_size or 0))
+            self.head.check_windows(len(pair.spans), max(len(pair.query.ids), self.reader.sizes[0]))
         return pairs
 
     def compute(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> tuple[Encoded, torch.Tensor]:
@@ -304,7 +303,8 @@ class Model(nn.Module):
             )
         for i, (pair, more) in enumerate(zip(pairs, own, strict=True)):
             if terms is not None:
-                tokens = self.tokenizer.convert_ids_to_tokens(pair.query.ids.tolist())
+                first = pair.windows[0]
+                tokens = self.tokenizer.convert_ids_to_tokens(first.ids[slice(*first.query)].tolist())
                 more["term_scores"] = list(zip(tokens, terms[i].tolist(), strict=False))
             windows = len(pair.spans)
             explanations.append(

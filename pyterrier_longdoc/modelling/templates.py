@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ..common.arguments import argument, to_scalar, validate
-from .tokens import tokenize
-
-logger = logging.getLogger(__name__)
+from .tokens import Span
 
 _QUERY, _TEXT, _INSTRUCTION = "{query}", "{text}", "{instruction}"
 _SLOTS = re.compile(r"(\{query\}|\{text\})")
 _NAMED = re.compile(r"\{[a-z_]+\}")
-_PUNCTUATION = re.compile(r"[^\w\s]*\Z")
 
 
 @dataclass(frozen=True)
@@ -32,8 +26,8 @@ class Template:
 
     Args:
         parts: the prompt, with `{query}` and `{text}` once each, in any order, and optionally with `{instruction}`.
-            Between an instruction and `{text}` there must be a word or a line break. Other names in braces are
-            refused. Several strings are tokenized separately, as the authors of some models do.
+            Other names in braces are refused. Several strings are tokenized separately, as the authors of some models
+            do.
         answers: one or two words of one token each, or token ids. The score is the logit of the first answer, minus
             that of the second if there are two. The sigmoid of this difference is the probability of the first of the
             two. None for a model with a classification head, or for one that you train.
@@ -100,11 +94,6 @@ class Template:
             )
 
     @property
-    def text_first(self) -> bool:
-        """Whether the text comes before the query."""
-        return _SLOTS.findall("".join(self.parts))[0] == _TEXT
-
-    @property
     def takes_instruction(self) -> bool:
         """Whether a query can have an instruction."""
         return _INSTRUCTION in "".join(self.parts)
@@ -116,9 +105,26 @@ class Template:
 
     def fill(self, query: str, text: str, instruction: str = "") -> str:
         """Return the input for a query and a text, without the tokenizer's special tokens."""
-        before, between, after = self.pieces("".join(self.parts), instruction)
-        first, second = (text, query) if self.text_first else (query, text)
-        return before + first + between + second + after
+        return "".join(self.fill_part(part, query, text, instruction)[0] for part in self.parts)
+
+    def fill_part(
+        self, part: str, query: str, text: str, instruction: str = "", inside: bool = False
+    ) -> tuple[str, dict[str, Span]]:
+        """Return one of the strings for a query and a text, and the characters at which each stands in it.
+
+        A text that begins `inside` another one has its own space, or none, in place of that of the template.
+        """
+        filled, places = "", {}
+        for words, slot in itertools.zip_longest(self.pieces(part, instruction), _SLOTS.findall(part)):
+            filled += words
+            are_two_words = words[-2:-1].isalnum() and text[:1].isalnum()
+            if inside and slot == _TEXT and not are_two_words:
+                filled = filled.removesuffix(" ")
+            if slot is not None:
+                start = len(filled)
+                filled += query if slot == _QUERY else text
+                places[slot] = start, len(filled)
+        return filled, places
 
     def in_chat(self, tokenizer: Any) -> Template:
         """Return the template inside the tokenizer's chat template if `chat` is set, otherwise the template itself.
@@ -275,161 +281,3 @@ def _common_start(one: str, other: str) -> int:
 def names_roles(tokenizer: Any, *roles: str) -> bool:
     """Tell whether a chat template names these roles; most accept any role unchecked."""
     return all(re.search(rf"""["']{role}["']""", str(tokenizer.chat_template or "")) for role in roles)
-
-
-class Slot(NamedTuple):
-    """The characters around a slot that are tokenized with its content."""
-
-    lead: str = ""  # white space before it
-    head: str = ""  # punctuation before it, without a space between them
-    trail: str = ""  # line breaks after it
-
-
-class Wording(NamedTuple):
-    """A template in a tokenizer's tokens: those around its slots, and the white space that joins their content."""
-
-    prefix: tuple[int, ...]  # token ids before the first slot
-    middle: tuple[int, ...]  # token ids between the slots
-    suffix: tuple[int, ...]  # token ids after the second slot
-    query: Slot
-    text: Slot
-    text_first: bool
-
-
-def wording(tokenizer: Any, template: Template, instruction: str = "") -> Wording:
-    """Return the tokens around a query and a window, so that the input has the tokens of the filled-in template.
-
-    Tokenizers differ in white space at the seams: byte-level BPE joins a space to the word after it and a line break to
-    the punctuation before it. White space is tokenized with query or text if that gives the tokens of the whole
-    part; a probe word tells. `joined` adds other characters to what is read of a query or text. All words of a part are
-    tokenized separately if one would share a token with query or text, as in `Query:{query}`, or if the probe has other
-    tokens beside them than alone. A text that begins with a line break may differ by a token from the whole prompt: its
-    line break is not joined to one before the slot (zerank-2).
-    """
-    begin, end = _specials(tokenizer) if template.special_tokens else ([], [])
-    around, slots = [begin], []
-    for part in template.parts:
-        words = seams(tokenizer, template.pieces(part, instruction), heads=True)
-        around[-1] = [*around[-1], *words.surroundings[0]]
-        around += words.surroundings[1:]
-        slots += words.slots
-    prefix, middle, suffix = map(tuple, (*around[:2], [*around[2], *end]))
-    query, text = reversed(slots) if template.text_first else slots
-    return Wording(prefix, middle, suffix, query, text, template.text_first)
-
-
-def joined(tokenizer: Any, ids: np.ndarray, slot: Slot) -> np.ndarray:
-    """Return what is read of a query or text with the head and the trail of its slot.
-
-    The first or last tokens can be one with them: `:` and a word, or `.` and a line break.
-    """
-    ids = _joined(tokenizer, slot.head, ids, "") if slot.head else ids
-    return _joined(tokenizer, "", ids, slot.trail) if slot.trail else ids
-
-
-def _joined(tokenizer: Any, before: str, ids: np.ndarray, after: str) -> np.ndarray:
-    """Return tokens with characters before or after them; some are tokenized again, if this gives the same ones."""
-    for count in (8, 1):
-        near, others = (ids[:count], ids[count:]) if before else (ids[-count:], ids[:-count])
-        text = tokenizer.decode(near, clean_up_tokenization_spaces=False)
-        strings = [text, before + text + after, before + after]
-        alone, together, words = (row.ids for row in tokenize(tokenizer, strings))
-        if np.array_equal(alone, near) and len(together) <= len(near) + len(words):
-            return np.concatenate([together, others] if before else [others, together])
-    return np.concatenate([words, ids] if before else [ids, words])
-
-
-class Seams(NamedTuple):
-    """Token ids around the slots of a string, and the white space that is tokenized with the content of each slot."""
-
-    surroundings: list[list[int]]
-    slots: list[Slot]
-    apart: bool = False  # whether the words around the slots are tokenized separately
-
-
-def seams(tokenizer: Any, pieces: Sequence[str], *, heads: bool = False) -> Seams:
-    """Return the tokens of the words around slots, tokenized separately if one shares a token with their content.
-
-    With `heads`, punctuation right before a slot may share one.
-    """
-    separate_seams = Seams([_ids(tokenizer, piece) for piece in pieces], [Slot()] * (len(pieces) - 1), apart=True)
-    return _seams(tokenizer, pieces, heads) or separate_seams
-
-
-def prefix_tokens(tokenizer: Any, prefix: str) -> tuple[tuple[int, ...], str]:
-    """Return the tokens of a prefix, and the white space to put before a text after it.
-
-    A byte-level tokenizer of words begins a word's token with the space before it, so that this space belongs to the
-    text. Later windows of a text begin with their own tokens: one that begins with a word has its space, one that
-    begins inside a word or at a punctuation mark follows the prefix without a space.
-    """
-    around = seams(tokenizer, (prefix, ""))
-    if around.apart:
-        logger.warning("prefix %r is tokenized separately from the text after it: end it with a space", prefix)
-    return tuple(around.surroundings[0]), around.slots[0].lead
-
-
-def _seams(tokenizer: Any, pieces: Sequence[str], heads: bool) -> Seams | None:
-    """Return the tokens around the slots between pieces of a string, found with a probe word in each slot.
-
-    A space before a slot is dropped (WordPiece) or belongs to the first token in it, which adds it by itself
-    (SentencePiece) or needs it in the text (byte-level BPE). Line breaks after a slot are tokenized with it and, with
-    `heads`, punctuation right before it. None if template and slots do not tokenize independently otherwise: as in
-    `a:`, if this is one token.
-    """
-    probe = "a"
-    string = probe.join(pieces)
-    whole = tokenizer(string, return_offsets_mapping=True, add_special_tokens=False)
-    ids, offsets = whole["input_ids"], whole["offset_mapping"]
-    surroundings, slots, piece_start, end = [], [], 0, 0
-    for piece, after in itertools.pairwise(pieces):
-        trail = after[: len(after) - len(after.lstrip("\n"))]
-        head = str(_PUNCTUATION.findall(piece)[0]) if heads else ""
-        start = end + len(piece) - len(head)
-        end += len(piece) + len(probe)
-        slot_tokens = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
-        if not slot_tokens:
-            raise ValueError(f"the tokenizer of this checkpoint returns no token for the word {probe!r}")
-        first, last = slot_tokens[0], slot_tokens[-1]
-        if (string[offsets[first][0] : start] + string[end + len(trail) : offsets[last][1]]).strip():
-            return None
-        said, starts = head + probe + trail, [first]
-        if first > piece_start and string[offsets[first - 1][0] : start] in ("", " "):
-            # A space that is a token of its own belongs to the template if that is so before every word, and to the
-            # slot if the tokenizer only lacks the piece of a space and the probe.
-            starts.insert(0 if _joins(tokenizer, ids[first - 1]) else 1, first - 1)
-        content = _content(tokenizer, piece[: len(piece) - len(head)], said, ids[: last + 1], starts)
-        if content is None:
-            return None
-        first, lead = content
-        surroundings.append(ids[piece_start:first])
-        slots.append(Slot("", lead + head, trail) if head else Slot(lead, "", trail))
-        piece_start = last + 1
-    return Seams([*surroundings, ids[piece_start:]], slots)
-
-
-def _joins(tokenizer: Any, space: int) -> bool:
-    """Tell whether a tokenizer has pieces of a space and the characters after it, given the id of its space."""
-    piece = tokenizer.convert_ids_to_tokens(space)
-    return any(token.startswith(piece) and token.strip(piece) for token in tokenizer.get_vocab())
-
-
-def _content(tokenizer: Any, piece: str, probe: str, ids: list[int], starts: Iterable[int]) -> tuple[int, str] | None:
-    """Return where the last tokens begin that are those of the probe alone, with the white space to put before it.
-
-    The white space is that at the end of `piece`, none, or a space. None if no start and white space give these ids.
-    """
-    leads = ("", piece[len(piece.rstrip()) :], " ")
-    choices = ((start, lead) for start in starts for lead in leads)
-    return next((choice for choice in choices if _ids(tokenizer, choice[1] + probe) == ids[choice[0] :]), None)
-
-
-def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the special tokens before and after a text."""
-    encoded = tokenizer("a")
-    ids, real = encoded["input_ids"], [side is not None for side in encoded.sequence_ids()]
-    return ids[: real.index(True)], ids[len(real) - real[::-1].index(True) :]
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,7 +1,8 @@
 """Tokenized texts, with character offsets and the titles that are prepended to their windows.
 
 A window with a title is read as `title, line break, window`. The parts are tokenized separately, so that a text has the
-same tokens and windows with and without a title. WordPiece has no token for a line break.
+same tokens and windows with and without a title; only a template is tokenized as a whole. WordPiece has no token for a
+line break.
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ class TokenizedText:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:
-    """Tokenize texts without special tokens; `lead` is prepended to each text but not counted in offsets."""
+    """Tokenize texts without special tokens, each after a `lead` whose characters do not count in offsets.
+
+    White space at its end belongs to the text. Tokens of words before it are left out, which needs offsets.
+    """
     if not texts:
         return []
     encoded = tokenizer(
@@ -127,10 +131,11 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lea
     ids = [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
     if not offsets:
         return [TokenizedText(row, text) for row, text in zip(ids, texts, strict=True)]
-    results = []
+    results, words = [], len(lead.rstrip(" "))
     for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
-        characters = np.maximum(np.asarray(pairs, dtype=np.int32).reshape(-1, 2) - len(lead), 0)
-        results.append(TokenizedText(row, text, characters))
+        characters = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
+        first = np.searchsorted(np.maximum.accumulate(characters[:, 1]), words, side="right") if words else 0
+        results.append(TokenizedText(row[first:], text, np.maximum(characters[first:] - len(lead), 0)))
     return results
 
 

@@ -72,6 +72,10 @@ class Windows(ReprMixin, ABC):
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         """Return at least one window, in document order; token ids suffice unless `needs_text` is set."""
+        return self.selected(self.every(tokens), tokens)
+
+    def every(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        """Return all windows, at least one, before `max_windows` drops any."""
         length, most = len(tokens), self.largest or len(tokens)
         spans = []
         for start, end in self.spans(tokens):
@@ -83,7 +87,7 @@ class Windows(ReprMixin, ABC):
                 )
             if start < stop:
                 spans.append((start, stop))
-        return self._select(spans or [(0, 0)], tokens)
+        return spans or [(0, 0)]
 
     @abstractmethod
     def spans(self, tokens: Any) -> list[Span]:
@@ -93,10 +97,6 @@ class Windows(ReprMixin, ABC):
     @abstractmethod
     def largest(self) -> int | None:
         """The maximum size of a window in tokens; None if only the backbone limits it."""
-
-    def covered_tokens(self, length: int) -> int:
-        """Return how many of the `length` tokens of a text the windows cover, before `max_windows` drops any."""
-        return length
 
     def resized(self, capacity: int) -> Windows:
         """Return windows that fit into `capacity` document tokens; ValueError if they do not fit."""
@@ -108,7 +108,8 @@ class Windows(ReprMixin, ABC):
             )
         return self
 
-    def _select(self, spans: list[Span], tokens: Sequence[int] | TokenizedText) -> list[Span]:
+    def selected(self, spans: list[Span], tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        """Return those of all windows of a text that are kept."""
         if self.max_windows is None or len(spans) <= self.max_windows:
             return spans
         if self.selection == "first" or self.max_windows == 1:
@@ -153,11 +154,8 @@ class Truncate(_TokenWindows):
         [(0, 4)]
     """
 
-    def covered_tokens(self, length: int) -> int:
-        return min(length, self.largest)
-
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, self.covered_tokens(len(tokens)))]
+        return [(0, min(len(tokens), self.largest))]
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,14 +223,11 @@ class FixedGrid(SlidingWindows):
 
     length: int = argument(1431, at_least=1)
 
-    def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        return self._select(self.spans(tokens), tokens)
-
-    def covered_tokens(self, length: int) -> int:
-        return min(length, self.length)
+    def every(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return self.spans(tokens)
 
     def spans(self, tokens: Any) -> list[Span]:
-        end = self.covered_tokens(len(tokens))
+        end = min(len(tokens), self.length)
         return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size, self.stride)]
 
 
@@ -257,11 +252,8 @@ class WholeText(Windows):
     def resized(self, capacity: int) -> Windows:
         return replace(self, size=min(self.size or capacity, capacity))
 
-    def covered_tokens(self, length: int) -> int:
-        return min(length, self.size or length)
-
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, self.covered_tokens(len(tokens)))]
+        return [(0, min(len(tokens), self.size or len(tokens)))]
 
 
 class _TextWindows(Windows):

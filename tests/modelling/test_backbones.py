@@ -19,8 +19,7 @@ from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_back
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.late_interaction import LateInteractionEncoder, build_late_backbone
-from pyterrier_longdoc.modelling.readers.base import specials_of_pair
-from pyterrier_longdoc.modelling.readers.padded import one_separator
+from pyterrier_longdoc.modelling.reader import one_separator, specials_of_pair
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import scorers, tiny, tiny_long

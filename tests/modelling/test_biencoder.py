@@ -14,7 +14,7 @@ from transformers import BertConfig, T5Config, T5Model
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.backbone import Backbone
-from pyterrier_longdoc.modelling.readers.separate import specials_of_text
+from pyterrier_longdoc.modelling.reader import specials_of_text
 from pyterrier_longdoc.modelling.tokens import tokenize
 
 from ..support import tiny, tiny_long

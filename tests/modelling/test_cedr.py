@@ -10,7 +10,7 @@ import torch
 
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.readers.base import specials_of_pair
+from pyterrier_longdoc.modelling.reader import specials_of_pair
 from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 from ..support import scorers, tiny

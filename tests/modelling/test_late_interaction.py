@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from pyterrier_longdoc.common.caches import EmbeddingCache
-from pyterrier_longdoc.modelling.readers.base import Reader
+from pyterrier_longdoc.modelling.reader import Reader
 
 from ..support import tiny
 from ..support.arithmetic import array, bert, linear

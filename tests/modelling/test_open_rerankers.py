@@ -99,13 +99,14 @@ def loaded(name, folder):
 def published(name, model, tokenizer, results):
     """The published scores of the windows of each row, which explanations locate."""
     score, _, lead = FAMILIES[name]
+    titled = results.attrs.get("titled")
     rows = []
     for row in results.itertuples():
         windows = [row.text[start:end].strip() for start, end in row.window_spans]
-        if not lead:  # only the first window begins without the space before its first word
+        if not lead and not titled:  # only the first window begins without the space before its first word
             windows = [windows[0], *(f" {window}" for window in windows[1:])]
-        if results.attrs.get("titled"):
-            windows = [f"{row.title}\n{lead}{window}" for window in windows]
+        if titled:
+            windows = [f"{row.title}\n{window}" for window in windows]
         rows.append(score(model, tokenizer, row.query, windows, results.attrs.get("instruction", "")).numpy())
     return rows
 
@@ -234,23 +235,15 @@ BEFORE_TEXT = {
     "{instruction}{text}\n{query}?": "{instruction}: ",
     "Q: {query}\n{instruction}{text}": "{instruction} ",
     "Q: {query}\n{instruction}:{text}": "{instruction}",
+    "{instruction}\n{text}\n{query}?": "so {instruction}",
+    "{query}\n{instruction} Text: {text}": "so {instruction}",
 }
 
 
 @pytest.mark.parametrize("string", BEFORE_TEXT)
-def test_templates_in_which_an_instruction_would_change_the_tokens_of_the_text_are_refused(string, tmp_path):
-    _, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tiny_long.byte_tokenizer(), max_position_embeddings=1024)
-    template = ld.Template(string, instructed=BEFORE_TEXT[string])
-    assert len(ld.LongP(folder, template=template, device="cpu")(FRAME)) == len(FRAME)
-    for given in ({"instruction": "find it."}, {"instruction_field": "instruction"}):
-        with pytest.raises(ValueError, match="instruct"):
-            _ = ld.LongP(folder, template=template, device="cpu", **given).model
-
-
-@pytest.mark.parametrize("string", ["{instruction}\n{text}\n{query}?", "{query}\n{instruction} Text: {text}"])
 @pytest.mark.parametrize("instruction", ["", "find it", "find it."])
 def test_an_instruction_before_the_text_is_read_as_in_the_whole_string(instruction, string, tmp_path):
-    tokenizer, template = tiny_long.byte_tokenizer(), ld.Template(string, instructed="so {instruction}")
+    tokenizer, template = tiny_long.byte_tokenizer(), ld.Template(string, instructed=BEFORE_TEXT[string])
     _, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tokenizer, max_position_embeddings=1024)
     model = ld.LongP(folder, template=template, instruction=instruction, device="cpu").model
     (window,) = model.read(["old dog"], [SHORT])[0].windows
@@ -415,8 +408,8 @@ def test_a_llama_without_a_causal_mask_has_the_published_scores(pooling, impleme
         windows = ld.MaxP(folder, template="nemotron-rerank", explain=True, **READING, **fields)(FRAME)
         for row in windows.itertuples():
             texts = [row.text[start:end].strip() for start, end in row.window_spans]
-            # Later windows begin with the space before their first word.
-            texts = [texts[0], *(f" {text}" for text in texts[1:])]
+            if not title:  # later windows begin with the space before their first word
+                texts = [texts[0], *(f" {text}" for text in texts[1:])]
             best = max(bidirectional(model, tokenizer, row.query, title + text, pooling) for text in texts)
             assert row.score == pytest.approx(best, abs=1e-5)
 

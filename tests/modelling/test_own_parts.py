@@ -13,7 +13,7 @@ from torch import nn
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import registered_heads
-from pyterrier_longdoc.modelling.readers import Reader
+from pyterrier_longdoc.modelling.reader import Reader
 
 from ..support.systems import QUIET, scores, told_of
 
@@ -85,13 +85,6 @@ class ReversedEncoder(WindowEncoder):
 def test_a_custom_reader_changes_the_input(cross_encoder, results):
     found = scores(over(ReversedEncoder, cross_encoder), results)
     assert np.abs(found - scores(ld.MaxP(cross_encoder, **READING), results)).max() > 1e-3
-
-
-@pytest.mark.parametrize("argument", [{"layout": "padded"}, {"template": "query: {query} text: {text}"}])
-def test_arguments_that_a_reader_ignores_are_refused(argument, cross_encoder, results):
-    [name] = argument
-    with pytest.raises(ValueError, match=f"{name}="):
-        over(ReversedEncoder, cross_encoder, **argument)(results)
 
 
 class Layered(WindowEncoder):

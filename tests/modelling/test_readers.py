@@ -17,14 +17,7 @@ from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.inputs import Settings, collate, to_dense
 from pyterrier_longdoc.modelling.late_interaction import LateReader
 from pyterrier_longdoc.modelling.layout import LAYOUTS
-from pyterrier_longdoc.modelling.readers import (
-    PaddedReader,
-    Reader,
-    SeparateReader,
-    Specials,
-    TemplateReader,
-    reader_of,
-)
+from pyterrier_longdoc.modelling.reader import Reader, SeparateReader, Specials, TemplateReader, reader_of
 from pyterrier_longdoc.modelling.templates import Template
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText
 
@@ -83,13 +76,6 @@ def test_query_and_text_are_padded_separately():
         assert (one.query, one.content) == ((1, 1 + len(query)), (6, 6 + len(text)))
 
 
-def test_a_text_can_come_before_the_query():
-    one = replace(BERT, text_first=True).around(ids(11, 12), ids(21), 4, 3)
-    assert one.ids.tolist() == [CLS, 21, PAD, PAD, SEP, 11, 12, PAD, PAD, SEP]
-    assert (one.query, one.content) == ((5, 7), (1, 2))
-    assert one.mask.tolist() == [token != PAD for token in one.ids]
-
-
 def test_without_special_tokens_an_empty_input_is_a_padding_token():
     for size in [0, 3]:
         one = Specials(pad_id=PAD).around(ids(), ids(), 0, size)
@@ -126,22 +112,22 @@ def test_inputs_of_a_pass_are_padded_at_their_end():
 
 def test_the_padded_layout_of_roberta_has_one_separator_and_counts_padding(tmp_path):
     loaded = load_backbone(tiny.checkpoint(tmp_path, "roberta"))
-    reader = PaddedReader(loaded, requested(Truncate(4), 3, layout=LAYOUTS["padded"]))
+    reader = Reader(loaded, requested(Truncate(4), 3, layout=LAYOUTS["padded"]))
     one = reader.assemble(ids(11, 12), ids(21, 22))
     assert one.ids.tolist() == [2, 11, 12, 0, 3, 21, 22, 0, 0, 3]
     assert one.positions.tolist() == list(range(1, 1 + 3 + 3 + 4))
 
 
 def test_padded_inputs_have_a_fixed_size():
-    reader = PaddedReader(backbone(), requested(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
-    assert (reader.query_size, len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
+    reader = Reader(backbone(), requested(SLIDING, repeat_tokens=5, layout=LAYOUTS["padded"]))
+    assert (reader.sizes[0], len(reader.assemble(ids(11), ids(21)))) == (8, 3 + 8 + 45)
     apart = LateReader(backbone(), requested(SLIDING, layout=LAYOUTS["padded"]))
     assert len(apart.assemble_query(ids(11))) == 3 + 8
     assert len(apart.assemble(ids(), ids(21))) == 3 + 40
     assert set(apart.assemble_query(ids(11)).types.tolist()) == {0}
 
 
-# TokenLimits.
+# The longest input.
 
 TRAIL = Template("{query} fish {text}")
 
@@ -196,7 +182,7 @@ def test_arguments_that_do_not_fit_the_input_are_refused_by_name():
         (lambda *a: SeparateReader(*a, prefixes=("", "a " * 130)), {}, "passage_prefix="),
         (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),
         (lambda _, s: reader_of(backbone(prompt="find: "), s), {"layout": LAYOUTS["shared"]}, "layout='pair'"),
-        (PaddedReader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
+        (Reader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
     ]:
         with pytest.raises(ValueError, match=name):
             make(backbone(), Settings(**{"windows": GreedyChunks(), "max_query_len": 8, **arguments}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, joined, wording
+from pyterrier_longdoc.common.frames import Document
+from pyterrier_longdoc.modelling.backbones.architectures import InputRules
+from pyterrier_longdoc.modelling.inputs import Settings
+from pyterrier_longdoc.modelling.reader import TemplateReader
+from pyterrier_longdoc.modelling.templates import TEMPLATES, Template
 
 from ..support import tiny, tiny_answers, tiny_long
 from ..support.systems import QRELS, QUIET, reloaded, scores, slow_but
@@ -31,15 +36,19 @@ def tokenizer_for(name):
     return tiny_answers.tokenizer(begin=name == "bge-reranker-v2-gemma", end=name == "monot5", chat=CHAT)
 
 
+def read(tokenizer, template, query, text, *, longest=None, **settings):
+    """What a scorer gets of a query and a text."""
+    backbone = SimpleNamespace(
+        tokenizer=tokenizer, template=template, longest_input=longest, has_segments=False, rules=InputRules()
+    )
+    reading = Settings(**{"windows": ld.Truncate(), "max_query_len": None, **settings})
+    return TemplateReader(backbone, reading).read([query], [text])[0]
+
+
 def ids_of(tokenizer, template, query, text):
-    """What an input is made of, put together as a scorer does."""
-    words = wording(tokenizer, template)
-    contents = [
-        joined(tokenizer, np.array(plain_ids(tokenizer, slot.lead + content), dtype=int), slot).tolist()
-        for slot, content in ((words.query, query), (words.text, text))
-    ]
-    first, second = contents[::-1] if words.text_first else contents
-    return [*words.prefix, *first, *words.middle, *second, *words.suffix]
+    """The input of a text that is one window."""
+    [window] = read(tokenizer, template, query, text).windows
+    return window.ids.tolist()
 
 
 def plain_ids(tokenizer, text):
@@ -262,10 +271,73 @@ def ids_of_whole(tokenizer, template, query, text):
 
 
 # Each template with two of the tokenizers, each tokenizer with several templates.
-@pytest.mark.parametrize(
-    ("name", "maker"),
-    [(name, list(MAKERS)[(i + j) % len(MAKERS)]) for i, name in enumerate(TEMPLATES) for j in (0, 2)],
-)
+SOME = [(name, list(MAKERS)[(i + j) % len(MAKERS)]) for i, name in enumerate(TEMPLATES) for j in (0, 2)]
+
+EDGES = ["\nthe cat", "the cat.\n", "\n\n", "(the cat)", "!", ", the cat?\n\n", " the cat ", "the cat:", ""]
+"""Texts with line breaks, marks and spaces at their ends."""
+
+
+@pytest.mark.parametrize(("name", "maker"), SOME)
+def test_an_input_is_the_tokenized_prompt(name, maker):
+    tokenizer = MAKERS[maker]()
+    tokenizer.chat_template = CHAT
+    template = TEMPLATES[name].in_chat(tokenizer)
+    for text in EDGES:
+        for query in ("old dog", *EDGES):
+            assert ids_of(tokenizer, template, query, text) == ids_of_whole(tokenizer, template, query, text)
+        titled = read(tokenizer, template, "old dog", Document(text, "a red fish."), repeat_tokens=20)
+        expected = ids_of_whole(tokenizer, template, "old dog", f"a red fish.\n{text}" if text else "a red fish.")
+        assert [window.ids.tolist() for window in titled.windows] == [expected]
+
+
+INSIDE = [
+    (name, maker, title)
+    for name in ("qwen3-reranker", "zerank-2", "plain", "ctxl-rerank-v2", "mxbai-rerank-v2")
+    for maker, title in (("bytes", ""), ("every byte", ""), ("every byte", "a red fish."))
+]
+
+
+@pytest.mark.parametrize(("name", "maker", "title"), INSIDE)
+def test_windows_inside_a_text_are_tokenized_with_the_prompt(name, maker, title):
+    """They begin and end at and inside words, at marks and at line breaks; only words have a space before them."""
+    tokenizer, template = tiny_long.byte_tokenizer(words=maker == "bytes"), TEMPLATES[name]
+    bare = replace(template, parts=tuple(part.replace(" {text}", "{text}") for part in template.parts))
+    text = "The cat.\n\nAnd the dog, (a red\nfish) in rain!\n"
+    windows = ld.SlidingWindows(5, 3) if maker == "bytes" else ld.SlidingWindows(7, 1)
+    pair = read(tokenizer, template, "old dog?", Document(text, title), windows=windows, repeat_tokens=30)
+    parts = list(map(pair.text.window_text, pair.spans))
+    for number, (window, part) in enumerate(zip(pair.windows, parts, strict=True)):
+        words = f"{title}\n{part.removeprefix(' ')}" if title else part
+        whole = bare if number and not title else template
+        assert window.ids.tolist() == ids_of_whole(tokenizer, whole, "old dog?", words)
+        shown = [tokenizer.decode(window.ids[slice(*place)]) for place in (window.query, window.content)]
+        assert ("old dog?" in shown[0], words.strip() in shown[1]) == (True, True)
+    if maker == "every byte":
+        assert {"at.\n\nAn", "\n\nAnd t", "nd the ", " the do", ", (a re"} < set(parts)
+
+
+def test_tokens_that_a_prompt_has_beyond_those_of_its_parts_are_cut_from_the_window_and_counted(monkeypatch):
+    """In the text, `ing` is one token after `x`; at the beginning of a window it is two."""
+    monkeypatch.setattr(tiny, "PIECES", [*tiny.PIECES, "##ing"])
+    tokenizer, template = tiny.tokenizer(segments=False), Template("{query} fish: {text}", special_tokens=False)
+    reading = {"windows": ld.GreedyChunks(), "max_query_len": 1, "windows_argument": "window_size"}
+    pair = read(tokenizer, template, "old", "xing " * 8, longest=8, **reading)
+    assert pair.spans == [(0, 5), (5, 9), (10, 15), (15, 16)]
+    prompts = ["xing xing x", "ing xing x", "xing xing x", "ing"]
+    assert [one.ids.tolist() for one in pair.windows] == [plain_ids(tokenizer, f"old fish: {each}") for each in prompts]
+    assert [len(one) for one in pair.windows] == [8, 8, 8, 5]
+    assert (pair.row.tokens, pair.row.tokens_read) == (16, 15)
+    assert pair.row.truncated == {"the maximum input length of the backbone": 1}
+
+
+def test_words_of_a_template_are_not_merged_with_a_window_that_begins_inside_a_word():
+    tokenizer = tiny_long.byte_tokenizer(words=False)
+    pair = read(tokenizer, Template("{query} Text {text}"), "old", "the sun, dog", windows=ld.SlidingWindows(4, 4))
+    shown = [tokenizer.decode(window.ids) for window in pair.windows]  # the space of the template is a token, too
+    assert shown == ["old Text the", "old Text sun", "old Text, do", "old Text g"]
+
+
+@pytest.mark.parametrize(("name", "maker"), SOME)
 def test_empty_queries_and_texts_are_read_as_in_the_whole_string(name, maker, tmp_path):
     tokenizer, template = MAKERS[maker](), replace(TEMPLATES[name], answers=(5, 6), scale=1.0)
     tokenizer.chat_template = CHAT

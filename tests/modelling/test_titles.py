@@ -88,11 +88,11 @@ def test_several_columns_are_repeated_in_the_order_of_repeat(cross_encoder):
 def test_bytes_are_read_with_a_line_break_between(decoder):
     titled = ld.LongP(decoder, template="plain", **TITLED)
     text = ld.LongP(decoder, template="plain")
-    assert inputs(titled, frame("red sun", BODY)) == inputs(text, frame("", f"red sun\n {BODY}"))
+    assert inputs(titled, frame("red sun", BODY)) == inputs(text, frame("", f"red sun\n{BODY}"))
     (cut,) = inputs(titled, frame("fish " * 20, BODY))
     _, title, text = cut.split("Ċ")  # the first line break is the template's
     assert title.split().count("Ġfish") == 9  # the tenth token is the line break
-    assert text.split() == [f"Ġ{word}" for word in BODY.split()]
+    assert text.replace(" Ġ", "~").replace(" ", "").split("~") == BODY.split()
 
 
 def test_only_sentences_of_the_text_have_marks(tmp_path):

@@ -217,10 +217,10 @@ def test_bigbird_may_have_positions_that_do_not_fill_whole_blocks(tmp_path):
 def test_a_truncated_query_keeps_the_template_text_after_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     model = ld.LongP(folder, template="{query}\n{text}", max_query_len=2, device="cpu").model
-    [query] = model.reader.tokenize_queries(["the old dog in the rain"])
-    words, trail = (model.tokenizer(text)["input_ids"] for text in ("the old dog in the rain", "\n"))
-    assert query.ids.tolist() == [*words[:2], *trail]
-    assert (query.tokens, query.tokens_read) == (len(words), 2)
+    [pair] = model.read(["the old dog in the rain"], ["a cat"])
+    words, after = (model.tokenizer(text)["input_ids"] for text in ("the old dog in the rain", "\na cat"))
+    assert pair.windows[0].ids.tolist() == [*words[:2], *after]
+    assert (pair.query.tokens, pair.query.tokens_read) == (len(words), 2)
 
 
 ASKING = ld.Template("{query} {text}", answers=("yes", "no"))
