@@ -355,8 +355,8 @@ def _grades(judge: Any, document: tuple[str, str, list[str]], run_all: RunAll) -
     grades: list[float] = []
     for chunk in chunks:
         (grade,) = run_all([partial(ask, query, chunk)])
-        if np.isnan(grade):
-            raise ValueError(f"judge={judge!r} must return a number, not NaN, for a chunk and the query {query!r}")
+        if not isinstance(grade, int | float | np.number) or np.isnan(grade):
+            raise ValueError(f"judge={judge!r} must return a number, but returned {grade!r} for the query {query!r}")
         grades.append(np.nan if by_model and grade == UNJUDGED else float(grade))
         if grades[-1] > 0:
             break

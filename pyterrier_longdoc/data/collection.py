@@ -192,6 +192,9 @@ class PositionedCollection(Cited, pt.datasets.Dataset):
     def save(self, folder: str | Path) -> None:
         """Write the collection in the layout of ``pt.get_dataset("longdoc:folder:PATH")``, one document at a time.
 
+        The tokenizer, the default variant and the citation are not part of this layout: without a tokenizer of its own,
+        the folder counts positions in words.
+
         Args:
             folder: a new or an empty folder, or one of an earlier call, which is replaced.
 

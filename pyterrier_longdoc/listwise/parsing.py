@@ -59,14 +59,19 @@ def final_answer(reply: str) -> str:
     return _ANSWER_CLOSE.split(_ANSWER_OPEN.split(answer)[-1])[0]
 
 
+def _is_ordered(match: re.Match[str]) -> bool:
+    """Return whether it is a chain with a `>`, which may be followed by lines of reasons."""
+    return match.re is _CHAIN and ">" in match[0]
+
+
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """Read a ranking of `n` documents with the ids 1..n; return None for a reply without one.
 
     Only the final answer counts. A ranking is the first list of ids in a JSON object. Without an object, it is a list,
     a chain of ids in brackets (`[2] > [1]`), or lines that begin with an id in brackets. Without brackets, it is lines
-    of bare numbers. Of several rankings, the one with the most documents counts; of equal ones, the last with a `>`, or
-    else the last. An object without a list, such as one of scores, is no ranking, nor is one that lacks a document
-    named before it, because its beginning could be in another form.
+    of bare numbers. Of several rankings, the one with the most documents counts; of equal ones, the last list or chain
+    with a `>`, or else the last. An object without a list, such as one of scores, is no ranking, nor is one that lacks
+    a document named before it, because its beginning could be in another form.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -81,7 +86,7 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         # Without a list, a string can hold a chain.
         text = lists[0] if lists else "\n".join(value for value in values if isinstance(value, str))
     text = _DECORATION.sub("", text) + "\n"
-    text = _LIST.sub(lambda match: ", ".join(f"[{number.strip()}]" for number in match[1].split(",")), text)
+    text = _LIST.sub(lambda match: " > ".join(f"[{number.strip()}]" for number in match[1].split(",")), text)
     if not _ID.search(text):
         text = _BARE.sub(lambda line: re.sub(r"\d+", r"[\g<0>]", line[0]), text)
 
@@ -93,7 +98,7 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     valid = [(match, ids, [each for each in ids if 0 <= each < n]) for match, ids in runs]
     if not valid:
         return None
-    match, ids, known = max(valid, key=lambda run: (len(set(run[2])), ">" in run[0][0], run[0].end()))
+    match, ids, known = max(valid, key=lambda run: (len(set(run[2])), _is_ordered(run[0]), run[0].end()))
     ranking, before = dict.fromkeys(known), text[: match.start()] if len(set(known)) > 1 else text
     missing = [position for position in range(n) if position not in ranking]
     if not ranking or not set(missing).isdisjoint(positions(_ID.findall(before))):

@@ -106,8 +106,7 @@ class QueryRanking:
         )
         counts = Counter(refusals=len(unreadable), retries=len(unreadable) - (parsed is None))
         if parsed is not None:
-            missing = 0 if len(group) == 2 else parsed.missing
-            counts.update(missing=missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
+            counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
             return [group[position] for position in parsed.order], counts
         numbers = ", ".join(str(document + 1) for document in group)
         failure = describe_failure("ranking", unreadable)

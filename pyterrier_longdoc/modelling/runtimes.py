@@ -6,6 +6,7 @@ Training always uses torch. Shapes: V windows of a pass, T tokens, H hidden size
 from __future__ import annotations
 
 import platform
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
@@ -185,6 +186,8 @@ def _as_exports_need_it() -> Iterator[None]:
 
 def converted(backbone: Any, names: tuple[str, ...]) -> Any:
     """Return OpenVINO's graph of a backbone for inputs with these names and any size."""
+    # OpenVINO would send statistics to its makers; if the user imported it before, that is the user's choice.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     openvino = import_extra("openvino", "openvino", "runtime='openvino' needs OpenVINO")
     example = _example(backbone, names, (16, 8))
     with _as_exports_need_it():

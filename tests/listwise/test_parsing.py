@@ -37,6 +37,8 @@ RANKINGS = [
     '{"ranking": ["3", "1", "4", "2"]}',
     'As JSON: {"why": "since [1] > [2] > [3] > [4]", "order": ["[3]", "[1]", "[4]", "[2]"]}',
     f'{{"ranking": "{CHAIN}"}}',
+    "Given: [1] > [2] > [3] > [4]\n\n[3, 1, 4, 2]",
+    "[1] is about A > B\n[2] b\n[3] c\n[4] d\n\nFinal:\n[3]\n[1]\n[4]\n[2]",
     # After reasoning, in an answer.
     f"<think>[1] > [2] > [3] > [4]</think>{CHAIN}", f"[1] > [2] > [3] > [4], no.</think>\n\n{CHAIN}",
     f"[1] > [2] > [3] > [4]\n<answer>{CHAIN}</answer>\n[4] > [3] > [2] > [1]",

@@ -225,8 +225,6 @@ def test_instructions_without_effect_are_refused(tmp_path):
                 _ = ld.MaxP(checkpoint, template=template, **given, **READING).model
         with pytest.raises(ValueError, match="instruction"):
             ld.MaxP(ld.PairScorer(lambda queries, texts: [0.0] * len(texts)), **given)
-        with pytest.raises(ValueError, match="instruction"):
-            ld.MaxSim(folder, **given)
     with pytest.raises(ValueError, match="'instruction'"):
         ld.MaxP(folder, template="ctxl-rerank-v2", instruction_field="instruction", device="cpu")(FRAME)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
@@ -304,3 +307,24 @@ def test_bi_encoders_of_one_checkpoint_share_an_export(plain_encoder, results, c
 def test_openvino_is_chosen_for_the_model_of_a_selector(selector, cross_encoder, results, can_export, exports):
     ld.MaxP(cross_encoder, preselect=SELECTORS[selector](1), runtime="torch", **SLIDING)(results)
     assert len(exports) == 1
+
+
+RUN = """
+import sys
+import pandas as pd
+import pyterrier_longdoc as ld
+sys.modules.pop("openvino_telemetry", None)
+model = ld.FirstP(sys.argv[1], runtime="openvino", max_query_len=8, window_size=20)
+model(pd.DataFrame({"qid": ["1"], "query": ["cat"], "docno": ["a"], "text": ["a cat"]}))
+print(model.coverage.runtime)
+"""
+
+
+@pytest.mark.slow
+def test_openvino_reports_nothing(cross_encoder, tmp_path):
+    pytest.importorskip("openvino")
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", RUN, cross_encoder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "openvino", done.stderr
+    assert not list(tmp_path.glob("intel*"))
