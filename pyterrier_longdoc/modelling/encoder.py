@@ -21,7 +21,7 @@ from .backbones.architectures import layer_stack
 from .backbones.backbone import Backbone
 from .backbones.load import build_backbone
 from .heads.base import WarmStart
-from .inputs import Encoded, Input, Matches, Pass, QueryStates, Settings, collate, to_dense
+from .inputs import Encoded, Input, Matches, Pass, QueryStates, Settings, collate, padded, to_dense
 from .reader import PairInputs, Reader, reader_of
 from .runtimes import OpenVinoRuntime, refusal, uses_openvino
 
@@ -180,21 +180,31 @@ class WindowEncoder(nn.Module):
         if needs == "cls":
             return to_dense(self.vectors(inputs, coverage), counts)
         order = np.argsort(list(map(len, inputs)), kind="stable").tolist()
-        query_collector = QueryCollector(inputs, counts, self.settings.device)
-        match_collector = None if match is None else MatchCollector(inputs, counts, match, query_collector)
-        if match_collector is not None:
-            # First windows have the queries' states: they come before all others.
-            order.sort(key=lambda row: row not in query_collector.first)
-        vectors = []
+        document_of = [document for document, count in enumerate(counts) for _ in range(count)]
+        # A document's query has its states in the first window (Boytsov et al. 2025, section 3, as CEDR).
+        first_rows = set(itertools.accumulate(counts[:-1], initial=0))
+        if match is not None:
+            order.sort(key=lambda row: row not in first_rows)
+        vectors, matches = [], dict[int, torch.Tensor]()
+        queries: dict[int, tuple[np.ndarray, torch.Tensor]] = {}  # (Q,) ids and (L, Q, H) states
         for rows, batch, states in self.passes(inputs, order, coverage, needs == "all"):
             vectors.append(self.pooled(states[-1], batch))
-            query_collector.add(rows, states)
-            if match_collector is not None:
-                match_collector.add(rows, batch, states)
+            for place, row in enumerate(rows):
+                if row in first_rows:
+                    tokens = slice(*inputs[row].query)
+                    # A copy, because a view would keep the states of the whole pass.
+                    of_query = torch.stack([layer[place, tokens] for layer in states]).float()
+                    queries[document_of[row]] = inputs[row].ids[tokens], of_query
+            if match is not None:
+                of_pass = matches_of(match, [queries[document_of[row]] for row in rows], batch, states)
+                matches |= zip(rows, of_pass, strict=True)
         encoded = to_dense(torch.cat(vectors)[torch.tensor(order).argsort()].float(), counts)  # (P, N, H)
-        if match_collector is not None:
-            return replace(encoded, matches=match_collector.collect(), query=query_collector.collect())
-        return replace(encoded, query=self._represent_query(query_collector.collect(), self.reader.sizes[0] or None))
+        query = QueryStates(*padded([queries[document][1][-1] for document in range(len(counts))]))
+        if match is None:
+            return replace(encoded, query=self._represent_query(query, self.reader.sizes[0] or None))
+        windows = iter(range(len(inputs)))
+        parts = [[matches.pop(next(windows)) for _ in range(count)] for count in counts]
+        return replace(encoded, query=query, matches=side_by_side(parts, query.mask))
 
     def vectors(self, inputs: Sequence[Input], coverage: Coverage | None = None, **options: Any) -> torch.Tensor:
         """Return the `(V, H)` fp32 vectors of inputs; without gradients, equal inputs are encoded once.
@@ -349,93 +359,44 @@ def distinct(inputs: Sequence[Input]) -> tuple[list[Input], list[int], list[byte
     return unique, found, list(numbers)
 
 
-class QueryCollector:
-    """The states of the query's tokens in the first window of each document, collected pass by pass."""
+def matches_of(
+    match: MatchFunction, queries: Sequence[tuple[np.ndarray, torch.Tensor]], batch: Pass, states: States
+) -> list[torch.Tensor]:
+    """Return the `(L, Q, T)` matches of each of V' windows of a pass, without padding.
 
-    def __init__(self, inputs: Sequence[Input], counts: Sequence[int], device: torch.device) -> None:
-        first_rows = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
-        self.first = {row: doc for doc, row in enumerate(first_rows)}  # from the first window's row to the document
-        self.device = device
-        queries = [inputs[row].query for row in first_rows]
-        width = max(1, max(end - start for start, end in queries))
-        column, edges = torch.arange(width), torch.tensor(queries)  # (B, 2)
-        start, end = edges[:, :1], edges[:, 1:]
-        self.columns = (start + torch.minimum(column, (end - start - 1).clamp(min=0))).to(device)  # (B, Q)
-        self.mask = (column < end - start).to(device)
-        self.layers: list[torch.Tensor] = []  # L times (B, Q, H), in fp32
-
-    def add(self, rows: Sequence[int], states: States) -> None:
-        """Collect the states of one pass."""
-        places = [place for place, row in enumerate(rows) if row in self.first]
-        doc = torch.tensor([self.first[rows[place]] for place in places], dtype=torch.long, device=self.device)
-        columns = self.columns[doc].clamp(max=states[0].shape[1] - 1)
-        first_windows = torch.tensor(places, dtype=torch.long, device=self.device).unsqueeze(1)
-        if not self.layers:
-            shape = (*self.mask.shape, states[0].shape[2])
-            self.layers = [layer.new_zeros(shape, dtype=torch.float32) for layer in states]
-        for queries, layer in zip(self.layers, states, strict=True):
-            queries.index_put_((doc,), layer[first_windows, columns].float())
-
-    def collect(self) -> QueryStates:
-        """Return the last layer's states of every document's query; zeros at padding."""
-        return QueryStates(self.layers[-1].masked_fill(~self.mask.unsqueeze(-1), 0.0), self.mask)
-
-
-class MatchCollector:
-    """Matches windows with their document's query, pass by pass, without keeping the token states of a pass.
-
-    A document's query states are those of its first window (Boytsov et al. 2025, section 3, as CEDR): first windows
-    must be added before the others.
+    Args:
+        match: computes the matches of one layer.
+        queries: for each window the `(Q,)` ids of its query and their `(L, Q, H)` states, in fp32.
+        batch: the pass.
+        states: its states.
     """
+    query_ids = torch.full((len(queries), max(1, *(len(ids) for ids, _ in queries))), -1)
+    for row, (ids, _) in zip(query_ids, queries, strict=True):
+        row[: len(ids)] = torch.from_numpy(ids)
+    same_token = query_ids.to(batch.input_ids.device).unsqueeze(2) == batch.input_ids.unsqueeze(1)  # (V', Q, T)
+    with torch.autocast(states[0].device.type, enabled=False):
+        # Layer by layer: all at once would copy the states of all layers.
+        by_layer = [
+            match(padded([layers[number] for _, layers in queries])[0], layer.float(), same_token)
+            for number, layer in enumerate(states)
+        ]
+    values = torch.stack(by_layer, 1)  # (V', L, Q, T)
+    return [
+        value[:, : len(ids), slice(*one.content)]
+        for value, (ids, _), one in zip(values, queries, batch.inputs, strict=True)
+    ]
 
-    def __init__(
-        self, inputs: Sequence[Input], counts: Sequence[int], match: MatchFunction, queries: QueryCollector
-    ) -> None:
-        self._match, self._queries, device = match, queries, queries.device
-        lengths = torch.tensor([one.content[1] - one.content[0] for one in inputs])
-        self._doc = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))  # (V,)
-        first_rows = torch.tensor(list(queries.first))
-        starts = lengths.cumsum(0) - lengths
-        self._number = (torch.arange(len(inputs)) - first_rows[self._doc]).to(device)  # (V,) of the window
-        self._offset = (starts - starts[first_rows][self._doc]).to(device)  # (V,) where it begins in its document
-        totals = torch.zeros_like(first_rows).index_add_(0, self._doc, lengths)
-        self._shape = len(counts), max(1, int(totals.max()))
-        self._doc = self._doc.to(device)
-        ids = zip(queries.first, queries.columns.tolist(), strict=True)
-        rows = [[int(inputs[row].ids[min(c, len(inputs[row]) - 1)]) for c in columns] for row, columns in ids]
-        self._query_ids = torch.tensor(rows, device=device)  # (B, Q)
-        self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def add(self, rows: Sequence[int], batch: Pass, states: States) -> None:
-        """Match the windows of one pass; first windows must come before the others."""
-        number = torch.tensor(rows, device=self._doc.device)
-        doc = self._doc[number]
-        same_token = self._query_ids[doc].unsqueeze(2) == batch.input_ids.unsqueeze(1)  # (V', Q, T)
-        with torch.autocast(states[0].device.type, enabled=False):
-            # Layer by layer: all at once would copy the states of all layers.
-            values = [
-                self._match(queries[doc], layer.float(), same_token)
-                for queries, layer in zip(self._queries.layers, states, strict=True)
-            ]
-        edges = torch.tensor([one.content for one in batch.inputs], device=number.device)
-        column = torch.arange(batch.input_ids.shape[1], device=number.device)
-        window, token = ((column >= edges[:, :1]) & (column < edges[:, 1:])).nonzero(as_tuple=True)
-        position = self._offset[number[window]] + token - edges[window, 0]
-        self._parts.append((number[window], position, torch.stack(values, 1)[window, :, :, token]))  # (tokens, L, Q)
-
-    def collect(self) -> Matches:
-        """Return the matching tensor of every document, its windows in order along the token axis."""
-        row, position, values = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
-        self._parts.clear()  # every copy of a long document's matches takes hundreds of MB
-        indices = (self._doc[row], position)
-        dense = values.new_zeros(*self._shape, *values.shape[1:])
-        dense = dense.index_put_(indices, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
-        del values
-        window = torch.full(self._shape, -1, device=row.device)
-        window[indices] = self._number[row]
-        return Matches(
-            values=dense.masked_fill_(~self._queries.mask[:, None, :, None], 0.0),
-            query_mask=self._queries.mask,
-            document_mask=window >= 0,
-            window=window,
-        )
+def side_by_side(windows: Sequence[list[torch.Tensor]], query_mask: torch.Tensor) -> Matches:
+    """Return the `(L, Q, T)` matches of the windows of each document along one axis; the lists are emptied."""
+    sizes = [[part.shape[2] for part in parts] for parts in windows]
+    longest = max(1, *map(sum, sizes))
+    window, documents = torch.full((len(windows), longest), -1), []
+    for row, size, parts in zip(window, sizes, windows, strict=True):
+        row[: sum(size)] = torch.arange(len(size)).repeat_interleave(torch.tensor(size))
+        document = torch.cat(parts, 2)
+        parts.clear()  # every copy of a long document's matches takes hundreds of MB
+        missing = longest - document.shape[2], query_mask.shape[1] - document.shape[1]
+        documents.append(nn.functional.pad(document, (0, missing[0], 0, missing[1])))
+    window = window.to(query_mask.device)
+    return Matches(torch.stack(documents), query_mask, window >= 0, window)

@@ -350,7 +350,8 @@ class Reader:
             ]
         cuts = []
         for text, document, (spans, by_argument) in zip(texts, documents, parts, strict=True):
-            left_out = Counter({f"max_doc_len={settings.max_doc_len}": len(text) - len(document), **by_argument})
+            left_out = Counter({f"max_doc_len={settings.max_doc_len}": len(text) - len(document)})
+            left_out.update(by_argument)
             if text.title is not None:
                 left_out[f"repeat_tokens={settings.repeat_tokens}"] = text.title.tokens - text.title.tokens_read
             cuts.append((document, spans, left_out))
@@ -474,12 +475,12 @@ class TemplateReader(Reader):
         return len(self.specials) + sum(map(len, tokens))
 
     def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
-        made = super().tokenize_queries(queries)
-        for instruction in dict.fromkeys(query.instruction for query in made):
+        made, column = super().tokenize_queries(queries), self.settings.instruction_field
+        for instruction in dict.fromkeys(query.instruction for query in made if column):
             if self._words_around(instruction) > self.special_tokens():
                 raise ValueError(
-                    f"the instruction {instruction[:40]!r}... in {self.settings.instruction_field!r} has more than "
-                    f"{INSTRUCTION_TOKENS} tokens, for which windows leave room: shorten it"
+                    f"the instruction {instruction[:40]!r}... in {column!r} has more than {INSTRUCTION_TOKENS} tokens, "
+                    f"for which windows leave room: shorten it"
                 )
         return made
 

@@ -103,7 +103,10 @@ def test_cosines_are_fp32_in_low_precision(backbone):
     def spy(query, document, same):
         values = match(query, document, same)
         seen.append((query.dtype, document.dtype, values.dtype, torch.is_autocast_enabled("cpu")))
-        np.testing.assert_allclose(values, cosines(query, document), atol=1e-5)
+        real = array(query).any(-1)  # queries of other lengths are padded with zeros
+        with np.errstate(invalid="ignore"):
+            expected = cosines(query, document)
+        np.testing.assert_allclose(values[real], expected[real], atol=1e-5)
         return values
 
     scorer.head.match = spy
