@@ -138,9 +138,8 @@ class Coverage:
         """`truncated` without `max_windows` and `preselect`, which leave out text on purpose."""
         return {argument: tokens for argument, tokens in self.truncated.items() if not argument.startswith(CHOICES)}
 
-    def add(self, rows: Iterable[PairCoverage]) -> None:
-        """Add the rows of distinct pairs, all at once; for each query, the shortest reading counts."""
-        queries: dict[str, PairCoverage] = {}
+    def add(self, rows: Iterable[PairCoverage], queries: dict[str, PairCoverage]) -> None:
+        """Add the rows of distinct pairs, and keep the shortest reading of each query for `add_queries`."""
         for row in rows:
             self.pairs += 1
             self.pairs_truncated += row.tokens_read < row.tokens
@@ -149,7 +148,10 @@ class Coverage:
             self.windows += row.windows
             for argument, tokens in row.truncated.items():
                 self.add_truncated(argument, tokens)
-            queries[row.query] = min(row, queries.get(row.query, row), key=lambda each: each.query_tokens_read)
+            queries[row.query] = min(queries.get(row.query, row), row, key=lambda each: each.query_tokens_read)
+
+    def add_queries(self, queries: Mapping[str, PairCoverage]) -> None:
+        """Add the queries of all pairs."""
         for row in queries.values():
             self.queries += 1
             self.queries_truncated += row.query_tokens_read < row.query_tokens
@@ -202,63 +204,19 @@ class Coverage:
         return "; ".join(parts)
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """How the windows of one document were scored.
+@dataclass
+class Scored:
+    """The results of R query-text pairs.
 
     Attributes:
-        spans: characters `(start, end)` of each window in the text.
-        scores: for each window, the score that a document with only this window would have.
-        weights: the attention weight of each window; None for a head without attention.
-        term_scores: each query token and its contribution to the score; None if the head does not provide it.
-        extra: explanations of specific encoders, by column.
+        scores: `(R,)`.
+        coverage: how much was read.
+        columns: with `explain`, the columns that explain the scores, each with R values.
     """
 
-    spans: list[tuple[int, int]]
-    scores: list[float]
-    weights: list[float] | None
-    term_scores: list[tuple[str, float]] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def best(self) -> int:
-        """Index of the first window with the highest score."""
-        return int(np.argmax(self.scores))
-
-
-def columns_of(explanations: Sequence[Explanation], extra: Sequence[str] = ()) -> dict[str, list[Any] | np.ndarray]:
-    """Return explanations as columns of a frame, including those of the encoder (`extra`)."""
-    best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
-    return {
-        "window_scores": [explanation.scores for explanation in explanations],
-        "window_weights": [explanation.weights for explanation in explanations],
-        "window_spans": [explanation.spans for explanation in explanations],
-        "best_start": best[:, 0],
-        "best_end": best[:, 1],
-        "term_scores": [explanation.term_scores for explanation in explanations],
-        **{name: [explanation.extra[name] for explanation in explanations] for name in extra},
-    }
-
-
-class Scored:
-    """The results of R query-text pairs: `(R,)` scores and, with `explain`, R explanations."""
-
-    def __init__(self, rows: int, coverage: Coverage) -> None:
-        self.scores = np.full(rows, np.nan)
-        self.explanations: list[Any] = []
-        self.coverage = coverage
-
-    def add(
-        self, rows: Iterable[list[int]], values: np.ndarray, explanations: Sequence[Explanation] | None = None
-    ) -> None:
-        """Add the `(P,)` scores of P pairs; `rows` has the rows of each pair."""
-        if explanations is not None and not self.explanations:
-            self.explanations = [None] * len(self.scores)
-        for number, (places, value) in enumerate(zip(rows, values, strict=True)):
-            for row in places:
-                self.scores[row] = value
-                if explanations is not None:
-                    self.explanations[row] = explanations[number]
+    scores: np.ndarray
+    coverage: Coverage
+    columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def checked(self) -> Scored:
         """Return the object itself; raise FloatingPointError with the first such row if a score is not finite."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,6 @@ import pyterrier as pt
 
 from .arguments import to_scalar
 from .language import is_visible
-
-Value = TypeVar("Value", bound=Hashable)
 
 TextField = str | tuple[str, ...] | list[str]
 
@@ -324,19 +322,11 @@ def check_text(column: pd.Series, name: str) -> None:
         raise ValueError(f"column {name!r} holds {type(other).__name__}, not text: {cure} before reranking")
 
 
-EXPLANATION = (
-    "window_scores",
-    "window_weights",
-    "window_spans",
-    "best_start",
-    "best_end",
-    "term_scores",
-    "term_places",  # of MaxSim
-    "window_tokenizer",
-    "window_field",
-    "window_digest",
-)
-"""The columns that `explain=True` adds."""
+OF_WINDOWS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "term_scores")
+"""The columns in which models explain scores."""
+
+EXPLANATION = (*OF_WINDOWS, "term_places", "window_tokenizer", "window_field", "window_digest")
+"""The columns that `explain=True` adds; `term_places` is one of MaxSim."""
 
 OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
@@ -452,11 +442,3 @@ def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
         found = f"the column 'label' holds {labels[large[0]]:g} in row {large[0]}"
         raise ValueError(f"{owner}: {found}, but measures take grades of at most {LARGEST_LABEL:,}: scale the labels")
     return labels.astype(np.int64)
-
-
-def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
-    """Return the distinct values in order of appearance, and the index of each value among them, `(R,)` int64."""
-    objects = np.empty(len(values), dtype=object)
-    objects[:] = values
-    number, distinct = pd.factorize(objects)  # needs a fifth of the memory of a dict
-    return distinct.tolist(), number.astype(np.int64, copy=False)

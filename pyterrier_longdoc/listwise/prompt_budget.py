@@ -125,7 +125,7 @@ class PromptBudget(Tokens):
             )
             truncated[excerpt.truncated_by] += length - tokens - truncated.total()
             rows.append(PairCoverage(query, length, tokens, excerpt.passages, truncated=truncated))
-        coverage.add(rows)
+        coverage.add(rows, {})  # its queries are counted below
         coverage.queries = queries
         return coverage
 

@@ -64,8 +64,8 @@ class WindowEncoder(nn.Module):
     identity_at_start: ClassVar[bool] = False
     """Whether additional layers have no effect before training, so that scores make sense."""
     explains: ClassVar[tuple[str, ...]] = ()
-    """Columns that this encoder adds with `explain=True`: the keys of `extra` in the result of `explain`. Those of
-    your own encoder begin with `explain_`, so that a later model leaves them out."""
+    """Columns that `explain` adds. Those of your own encoder begin with `explain_`, so that a later model leaves them
+    out."""
     head_dtype: ClassVar[torch.dtype] = torch.float32
     """The precision of the head."""
     vector_kind = "inputs"
@@ -148,9 +148,9 @@ class WindowEncoder(nn.Module):
         """Return whether it reads inputs like another encoder whose weights it copies, so that scores make sense."""
         return True
 
-    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
-        """Return encoder-specific explanations for each of P pairs: fields and `extra` of an `Explanation`."""
-        return [{} for _ in pairs]
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> dict[str, list[Any]]:
+        """Return the columns that this encoder adds or replaces, each with a value for each of P pairs."""
+        return {}
 
     # Encoding.
 

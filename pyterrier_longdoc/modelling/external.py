@@ -256,6 +256,6 @@ class ExternalEncoder(nn.Module):
         """Return the scorer's description instead of weights."""
         return self.scorer.describe()
 
-    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> list[dict[str, Any]]:
-        """Return no explanations."""
-        return [{} for _ in pairs]
+    def explain(self, pairs: Sequence[PairInputs], encoded: Encoded, head: Any) -> dict[str, list[Any]]:
+        """Return no columns."""
+        return {}

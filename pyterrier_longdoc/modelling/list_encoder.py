@@ -32,7 +32,7 @@ from .backbones.steps import RepresentationSteps
 from .encoder import WindowEncoder
 from .excerpts import ChosenPassages
 from .inputs import Encoded, Input, QueryStates, Settings
-from .model import Block
+from .model import Pair
 from .reader import NOTHING, PairInputs, Reader, Specials
 from .weights import seeded
 from .windows import Windows
@@ -132,7 +132,7 @@ def _projection(name: str) -> list[torch.Tensor]:
     return matrices
 
 
-def lists(queries: Sequence[Question], texts: Sequence[Text], **limits: Any) -> Iterator[Block]:
+def lists(queries: Sequence[Question], texts: Sequence[Text], **limits: Any) -> Iterator[list[Pair]]:
     """Divide a run into the lists of its queries, longest first; documents are in the order of their rows.
 
     Rows of a query with equal texts are one document. Limits of blocks do not apply.
@@ -141,7 +141,7 @@ def lists(queries: Sequence[Question], texts: Sequence[Text], **limits: Any) -> 
     for row, (query, text) in enumerate(zip(queries, texts, strict=True)):
         rows_of.setdefault(query, {}).setdefault(text, []).append(row)
     for query, documents in sorted(rows_of.items(), key=lambda item: -sum(map(len, item[1]))):
-        yield Block([query] * len(documents), list(documents), list(documents.values()))
+        yield [(query, text, rows) for text, rows in documents.items()]
 
 
 class ListReader(Reader):

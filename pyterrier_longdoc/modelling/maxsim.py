@@ -231,10 +231,10 @@ class MaxSimEncoder(SeparateEncoder):
 
     # Explanation.
 
-    def explain(self, pairs: Sequence[PairInputs], encoded: Any, head: Any) -> list[dict[str, Any]]:
+    def explain(self, pairs: Sequence[PairInputs], encoded: Any, head: Any) -> dict[str, list[Any]]:
         """Return for each pair its query tokens, the characters of their maxima, and their parts in the score."""
         windows = head.token_windows(encoded)  # (P, Q)
-        explanations: list[dict[str, Any]] = []
+        places: list[list[tuple[str, int, int, float]]] = []
         for i, pair in enumerate(pairs):
             query = pair.query_input
             names = self.origin.tokenizer.convert_ids_to_tokens(
@@ -244,9 +244,9 @@ class MaxSimEncoder(SeparateEncoder):
             for j, (name, n) in enumerate(zip(names, windows[i].tolist(), strict=False)):
                 place, part = int(encoded.places[i, n, j]), float(encoded.cls[i, n, j])
                 row.append((name, *self._characters(pair, n, place), part))
-            parts = [(token, part) for token, _, _, part in row]
-            explanations.append({"term_scores": parts, "extra": {"term_places": row}})
-        return explanations
+            places.append(row)
+        parts = [[(token, part) for token, _, _, part in row] for row in places]
+        return {"term_scores": parts, "term_places": places}
 
     def _characters(self, pair: PairInputs, n: int, vector: int) -> Span:
         """Return the characters of a vector of a pair's window, or those of the window if its tokens are pooled.

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
-from ..common.coverage import Coverage, Explanation, PairCoverage, Scored
-from ..common.frames import EXPLANATION, OWN_EXPLANATION, Question, Text, factorize
+from ..common.coverage import Coverage, PairCoverage, Scored
+from ..common.frames import Question, Text
 from ..common.key import NoKeyError, description
 from ..common.registry import to_config
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
@@ -36,39 +36,32 @@ OnBlock = Callable[[list[list[int]], np.ndarray], None]
 """Called after each block with the rows of each of its P pairs and their `(P,)` scores."""
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Some of the distinct query-text pairs of a run, in parallel lists."""
-
-    queries: list[Question] = field(default_factory=list)
-    texts: list[Text] = field(default_factory=list)
-    rows: list[list[int]] = field(default_factory=list)  # the input rows of each pair
+Pair = tuple[Question, Text, list[int]]
+"""A distinct query-text pair of a run, and its rows."""
 
 
-def blocks(queries: Sequence[Question], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[Block]:
+def blocks(queries: Sequence[Question], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[list[Pair]]:
     """Divide the distinct pairs of a run into blocks, longest texts first.
 
-    The pairs of a text stay together, so that it is tokenized once. Texts of similar length share a block, which needs
+    The pairs of a text are neighbours, so that it is tokenized once. Texts of similar length share a block, which needs
     little padding. Because the longest texts come first, a run that does not fit into memory fails at its start.
     """
-    (distinct_queries, query_of_row), (distinct_texts, text_of_row) = factorize(queries), factorize(texts)
-    lengths = np.fromiter(map(len, distinct_texts), np.int64, len(distinct_texts))
     # Arrays, because an object for every pair would take more memory than the rest of a run.
-    order = np.lexsort((query_of_row, text_of_row, -lengths[text_of_row]))
-    block, last_pair = Block(), (-1, -1)
-    for row in order.tolist():
-        pair = int(query_of_row[row]), int(text_of_row[row])
-        if pair == last_pair:
-            block.rows[-1].append(row)
+    query_of_row, distinct_queries = pd.factorize(pd.Series(queries, dtype=object))  # type: ignore[arg-type]
+    text_of_row, distinct_texts = pd.factorize(pd.Series(texts, dtype=object))  # type: ignore[arg-type]
+    lengths = np.fromiter(map(len, distinct_texts), np.int64, len(distinct_texts))
+    block, last = list[Pair](), (-1, -1)
+    for row in np.lexsort((query_of_row, text_of_row, -lengths[text_of_row])).tolist():
+        pair = query_of_row[row], text_of_row[row]
+        if pair == last:
+            block[-1][2].append(row)
             continue
-        count, last_pair = len(block.rows), pair
-        if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
+        if block and (len(block) >= pairs or (len(block) + 1) * len(block[0][1]) > characters):
             yield block
-            block = Block()
-        block.queries.append(distinct_queries[pair[0]])
-        block.texts.append(distinct_texts[pair[1]])
-        block.rows.append([row])
-    if block.rows:
+            block = []
+        block.append((distinct_queries[pair[0]], distinct_texts[pair[1]], [row]))
+        last = pair
+    if block:
         yield block
 
 
@@ -130,8 +123,9 @@ class Model(nn.Module):
         self.recipe: dict[str, Any] | None = None
         self.trained_queries: frozenset[str] = frozenset()
         self.trained_on: Any = None
-        # Of a training: rows by hashes of pairs, because augmented texts are as many as draws.
-        self._rows: dict[int, PairCoverage] | None = None
+        # Of a training: hashes of the pairs read so far, because augmented texts are as many as draws.
+        self._seen: set[int] = set()
+        self._queries: dict[str, PairCoverage] = {}
         self._coverage: Coverage | None = None
         self._fingerprint: tuple[Hashable, str] | None = None  # of a version of the weights
         self.use(settings)
@@ -189,8 +183,8 @@ class Model(nn.Module):
 
     def walk(
         self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False, bar: Any = None
-    ) -> Iterator[tuple[Block, list[PairInputs]]]:
-        """Read the distinct pairs of a run in blocks, longest texts first, in bounded memory.
+    ) -> Iterator[tuple[list[list[int]], list[PairInputs]]]:
+        """Read the distinct pairs of a run in blocks, longest texts first; yield the rows and inputs of each pair.
 
         The progress bar counts the characters of a block when the caller asks for the next one.
         """
@@ -201,9 +195,12 @@ class Model(nn.Module):
             characters = min(characters, TOKEN_BLOCK_CHARACTERS)
         divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
         for block in divide(queries, texts, characters=characters, pairs=PAIRS_PER_BLOCK):
-            yield block, self.read(block.queries, block.texts, offsets=offsets)
+            yield (
+                [rows for _, _, rows in block],
+                self.read([query for query, _, _ in block], [text for _, text, _ in block], offsets=offsets),
+            )
             if bar is not None:
-                bar.update(sum(len(text) * len(rows) for text, rows in zip(block.texts, block.rows, strict=True)))
+                bar.update(sum(len(text) * len(rows) for _, text, rows in block))
 
     @torch.inference_mode()
     def score(
@@ -216,35 +213,42 @@ class Model(nn.Module):
         on_block: OnBlock | None = None,
     ) -> Scored:
         """Score R rows in inference mode; `on_block` is called after each block, for callers that store scores."""
-        scored = Scored(len(texts), self.new_coverage())
-        table: list[PairCoverage] = []
+        found, coverage, columns = np.full(len(texts), np.nan), self.new_coverage(), dict[str, list[Any]]()
+        read_queries: dict[str, PairCoverage] = {}
         with self.inference():
-            for block, pairs in self.walk(queries, texts, offsets=explain, bar=bar):
-                table += [pair.row for pair in pairs]
-                encoded, scores = self.compute(pairs, scored.coverage)
+            for rows, pairs in self.walk(queries, texts, offsets=explain, bar=bar):
+                coverage.add([pair.row for pair in pairs], read_queries)
+                encoded, scores = self.compute(pairs, coverage)
                 values = scores.double().cpu().numpy()
-                scored.add(block.rows, values, self.explanations(encoded, pairs) if explain else None)
+                found[np.concatenate(rows)] = np.repeat(values, list(map(len, rows)))
+                for name, explanations in self.explanations(encoded, pairs).items() if explain else ():
+                    column = columns.setdefault(name, [None] * len(texts))
+                    for own_rows, explanation in zip(rows, explanations, strict=True):
+                        for row in own_rows:
+                            column[row] = explanation
                 if on_block is not None:
-                    on_block(block.rows, values)
-        scored.coverage.add(table)
-        scored.coverage.runtime = self.encoder.computed_in[1]  # torch, if an export has turned out to be wrong
-        return scored.checked()
+                    on_block(rows, values)
+        coverage.add_queries(read_queries)
+        coverage.runtime = self.encoder.computed_in[1]  # torch, if an export has turned out to be wrong
+        return Scored(found, coverage, columns).checked()
 
     def forward(self, queries: Sequence[Question], texts: Sequence[Text]) -> torch.Tensor:
         """Return the `(B,)` scores of B query-text pairs with gradients, for training."""
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
         pairs = self.read(queries, texts)
-        if self._rows is not None:
-            self._rows |= {
-                hash(key): pair.row for key, pair in zip(zip(queries, texts, strict=True), pairs, strict=True)
-            }
+        if self._coverage is not None:
+            rows = {hash(key): pair.row for key, pair in zip(zip(queries, texts, strict=True), pairs, strict=True)}
+            self._coverage.add([row for key, row in rows.items() if key not in self._seen], self._queries)
+            self._seen |= rows.keys()
         return self.compute(pairs, self._coverage)[1]
 
     def coverage_of(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return the coverage that `score` would report for these rows, without encoding anything."""
-        coverage = self.new_coverage()
-        coverage.add([pair.row for _, pairs in self.walk(queries, texts, bar=bar) for pair in pairs])
+        coverage, read_queries = self.new_coverage(), dict[str, PairCoverage]()
+        for _, pairs in self.walk(queries, texts, bar=bar):
+            coverage.add([pair.row for pair in pairs], read_queries)
+        coverage.add_queries(read_queries)
         return coverage
 
     def new_coverage(self) -> Coverage:
@@ -255,12 +259,12 @@ class Model(nn.Module):
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
         """Make `forward` count its coverage, each query-text pair once."""
-        self._rows, self._coverage = {}, Coverage(dtype=dtype, runtime="torch")
+        self._seen, self._queries, self._coverage = set(), {}, Coverage(dtype=dtype, runtime="torch")
         try:
             yield self._coverage
         finally:
-            self._coverage.add(self._rows.values())
-            self._rows = self._coverage = None
+            self._coverage.add_queries(self._queries)
+            self._seen, self._coverage = set(), None
 
     def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
@@ -283,39 +287,30 @@ class Model(nn.Module):
             )
         return encoded, scores
 
-    def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> list[Explanation]:
-        """Return explanations of P scores by windows and, for heads with token matches, by query tokens."""
+    def explanations(self, encoded: Encoded, pairs: Sequence[PairInputs]) -> dict[str, list[Any]]:
+        """Return the columns that explain P scores by windows and, for heads with token matches, by query tokens."""
+        head, numbers = self.head, range(len(pairs))
         with torch.autocast(self.settings.device.type, enabled=False):
-            scores = self.head.window_scores(encoded).tolist()
-            weights = self.head.window_weights(encoded)
-            terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
-        explanations, own = [], self.encoder.explain(pairs, encoded, self.head)
-        columns = set(getattr(self.encoder, "explains", ()))
-        if (
-            not all(name.startswith(OWN_EXPLANATION) for name in columns - {*EXPLANATION})
-            or len(own) != len(pairs)
-            or any(more.keys() - {"term_scores", "extra"} or set(more.get("extra", ())) != columns for more in own)
-        ):
-            raise ValueError(
-                f"{type(self.encoder).__name__}.explain must return a dictionary for each of the {len(pairs)} pairs, "
-                f"with no other keys than 'term_scores' and 'extra', and in 'extra' the columns that explains names "
-                f"(now {sorted(columns)}), which must begin with {OWN_EXPLANATION!r}"
-            )
-        for i, (pair, more) in enumerate(zip(pairs, own, strict=True)):
-            if terms is not None:
-                first = pair.windows[0]
-                tokens = self.tokenizer.convert_ids_to_tokens(first.ids[slice(*first.query)].tolist())
-                more["term_scores"] = list(zip(tokens, terms[i].tolist(), strict=False))
-            windows = len(pair.spans)
-            explanations.append(
-                Explanation(
-                    spans=list(map(pair.text.characters, pair.spans)),
-                    scores=scores[i][:windows],
-                    weights=None if weights is None else weights[i, :windows].tolist(),
-                    **more,
-                )
-            )
-        return explanations
+            scores, weights = head.window_scores(encoded).tolist(), head.window_weights(encoded)
+            terms = head.query_contributions(encoded) if isinstance(head, TokenHead) else None
+        spans = [list(map(pair.text.characters, pair.spans)) for pair in pairs]
+        scores = [scores[i][: len(spans[i])] for i in numbers]
+        best = [spans[i][int(np.argmax(scores[i]))] for i in numbers]  # the first of equal ones
+        columns: dict[str, list[Any]] = {
+            "window_scores": scores,
+            "window_weights": [None if weights is None else weights[i, : len(spans[i])].tolist() for i in numbers],
+            "window_spans": spans,
+            "best_start": [start for start, _ in best],
+            "best_end": [end for _, end in best],
+            "term_scores": [None] * len(pairs),
+        }
+        if terms is not None:
+            queries = [first.ids[slice(*first.query)].tolist() for first in (pair.windows[0] for pair in pairs)]
+            tokens = map(self.tokenizer.convert_ids_to_tokens, queries)
+            columns["term_scores"] = [
+                list(zip(*each, strict=False)) for each in zip(tokens, terms.tolist(), strict=True)
+            ]
+        return columns | self.encoder.explain(pairs, encoded, head)
 
     # Its weights.
 

@@ -21,8 +21,9 @@ from ..common.arguments import (
     validate,
 )
 from ..common.citations import papers_of
-from ..common.coverage import Coverage, Explanation, Scored, columns_of
+from ..common.coverage import Coverage, Scored
 from ..common.frames import (
+    OF_WINDOWS,
     Question,
     Text,
     TextField,
@@ -296,7 +297,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         """
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **(self._explanation_columns([], []) if self.explain else {}))
+            return with_scores(inp, [], **(self._explanation({}, []) if self.explain else {}))
         queries, texts = self.queries(inp), self.documents(inp)
         if self.model.trained_queries and not self._validating:
             warn_of_seen_queries(self, self.model.trained_queries, queries)
@@ -312,17 +313,19 @@ class Reranker(NotebookMixin, pt.Transformer):
             warn_once(self, message, PrecisionWarning)
         coverage.add_rows(inp, map(is_blank, texts))
         warn_of_coverage(self, coverage)
-        columns = self._explanation_columns(scored.explanations, texts) if self.explain else {}
+        columns = self._explanation(scored.columns, texts) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
 
-    def _explanation_columns(self, explanations: Sequence[Explanation], texts: Sequence[Text]) -> dict[str, Any]:
-        """Return the columns that `explain` adds."""
-        tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if explanations else ""
+    def _explanation(self, columns: dict[str, list[Any]], texts: Sequence[Text]) -> dict[str, Any]:
+        """Return the columns that `explain` adds, also to an empty frame."""
+        tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if texts else ""
         field = " ".join(window_fields(self.text_field, self.repeat))
+        found = {name: columns.get(name, []) for name in (*OF_WINDOWS, *self.encoder_class.explains)}
         return {
-            **columns_of(explanations, self.encoder_class.explains),
-            "window_tokenizer": [tokenizer] * len(explanations),
-            "window_field": [field] * len(explanations),
+            **found,
+            **{name: np.array(found[name], dtype="int64") for name in ("best_start", "best_end")},
+            "window_tokenizer": [tokenizer] * len(texts),
+            "window_field": [field] * len(texts),
             "window_digest": list(map(digest_of_text, texts)),
         }
 

@@ -43,10 +43,9 @@ def score_with_cache(
             store.put_many({keys[new[group[0]]]: score for group, score in zip(rows, scores.tolist(), strict=True)})
 
     computed = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put)
-    scored = Scored(len(keys), computed.coverage)
-    scored.scores[:] = [stored.get(key, np.nan) for key in keys]
-    scored.scores[new] = computed.scores
-    return scored
+    scores = np.array([stored.get(key, np.nan) for key in keys])
+    scores[new] = computed.scores
+    return Scored(scores, computed.coverage)
 
 
 def keys_of_pairs(scored_by: str, queries: Sequence[Question], texts: Sequence[Text]) -> list[bytes]:

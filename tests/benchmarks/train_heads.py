@@ -114,9 +114,9 @@ def windows(collections: Path, folder: Path, name: str) -> None:
             own = frame[frame["qid"].isin({qids[i] for i in numbers})]
             place = [(i, document) for i in numbers for document in range(DOCUMENTS)]
             with torch.inference_mode(), model.inference():
-                for block, pairs in model.walk(own["query"].tolist(), own["text"].tolist()):
+                for rows_of_pairs, pairs in model.walk(own["query"].tolist(), own["text"].tolist()):
                     encoded, _ = model.compute(pairs)
-                    for rows, found, there in zip(block.rows, encoded.cls, encoded.mask, strict=True):
+                    for rows, found, there in zip(rows_of_pairs, encoded.cls, encoded.mask, strict=True):
                         for row in rows:
                             number = int(there.sum())
                             vectors[place[row]][:number] = found[there].float().numpy()

@@ -92,11 +92,11 @@ def test_scores_of_windows_are_the_logits_of_their_text(family, tmp_path):
     text, folder = " ".join((tiny.LONG + " " + tiny.LONG).split()[:60]), tiny.checkpoint(tmp_path, family)
     scorer = scorer_of(load_backbone(folder), "maxp", SlidingWindows(20, 10))
     [score], [explanation] = scorers.explained(scorer, ["old dog"], [text])
-    slices = [text[a:b] for a, b in explanation.spans]
+    slices = [text[a:b] for a, b in explanation.window_spans]
     assert slices == [" ".join(text.split()[i * 10 : i * 10 + 20]) for i in range(5)]
     expected = logits(folder, ["old dog"] * 5, slices)[:, 0]
-    np.testing.assert_allclose(explanation.scores, expected, atol=1e-5)
-    assert explanation.best == expected.argmax()
+    np.testing.assert_allclose(explanation.window_scores, expected, atol=1e-5)
+    assert explanation.best_start == explanation.window_spans[expected.argmax()][0]
     assert score == pytest.approx(expected.max(), abs=1e-5)
 
 

@@ -97,10 +97,10 @@ def test_blocks_contain_each_pair_once_within_their_limits(rows, characters, pai
     queries, texts = [query for query, _ in given_pairs], [text for _, text in given_pairs]
     made = list(blocks(queries, texts, characters=characters, pairs=pairs))
     for block in made:
-        assert len(block.queries) == len(block.texts) == len(block.rows) <= pairs
+        assert len(block) <= pairs
         # A block ends as soon as it has enough characters; a single pair may have more.
-        assert len(block.rows) == 1 or len(block.rows) * len(block.texts[0]) <= characters
-    found = [pair for block in made for pair in zip(block.queries, block.texts, block.rows, strict=True)]
+        assert len(block) == 1 or len(block) * len(block[0][1]) <= characters
+    found = [pair for block in made for pair in block]
     owners = {(query, text): owned for query, text, owned in found}
     assert len(owners) == len(found) == len(set(given_pairs))
     assert all(owned == [i for i, pair in enumerate(given_pairs) if pair == own] for own, owned in owners.items())
@@ -145,7 +145,7 @@ def test_no_pairs_give_no_scores(backbone):
     scorer = make(backbone)
     assert scorer([], []).tolist() == []
     scored = scorer.score([], [], explain=True)
-    assert (scored.scores.tolist(), scored.explanations, scored.coverage) == ([], [], Coverage())
+    assert (scored.scores.tolist(), scored.columns, scored.coverage) == ([], {}, Coverage())
     assert (scored.coverage.lost, scored.coverage.padding) == ({}, 0.0)
 
 
@@ -263,19 +263,19 @@ def test_explanations_have_spans_scores_and_weights_of_each_window(backbone, hea
     np.testing.assert_allclose(found, scores(scorer, queries, texts), **CLOSE)
     for query, text, score, explanation in zip(queries, texts, found, explanations, strict=True):
         [tokens] = tokenize(scorer.tokenizer, [text], offsets=True)
-        assert explanation.spans == [tokens.characters(span) for span in scorer.reader.windows(tokens.head(60))]
-        assert len(explanation.scores) == len(explanation.spans)
+        assert explanation.window_spans == [tokens.characters(span) for span in scorer.reader.windows(tokens.head(60))]
+        assert len(explanation.window_scores) == len(explanation.window_spans)
         # Each window by itself. White space at its ends is no token.
-        pieces = [text[a:b] for a, b in explanation.spans]
+        pieces = [text[a:b] for a, b in explanation.window_spans]
         alone = scores(single, [query] * len(pieces), pieces)
         if head in TOKENS:
             # The query of later windows is that of the first one.
-            alone[1:] = explanation.scores[1:]
-        np.testing.assert_allclose(explanation.scores, alone, **CLOSE)
-        assert explanation.best == int(np.argmax(alone))
-        assert (explanation.weights is not None) == head.startswith("parade-attn")
-        if explanation.weights is not None:
-            assert len(explanation.weights) == len(explanation.spans)
-            assert sum(explanation.weights) == pytest.approx(1)
+            alone[1:] = explanation.window_scores[1:]
+        np.testing.assert_allclose(explanation.window_scores, alone, **CLOSE)
+        assert (explanation.best_start, explanation.best_end) == explanation.window_spans[int(np.argmax(alone))]
+        assert (explanation.window_weights is not None) == head.startswith("parade-attn")
+        if explanation.window_weights is not None:
+            assert len(explanation.window_weights) == len(explanation.window_spans)
+            assert sum(explanation.window_weights) == pytest.approx(1)
         if head == "maxp":
-            assert score == pytest.approx(max(explanation.scores))
+            assert score == pytest.approx(max(explanation.window_scores))

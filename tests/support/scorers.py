@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
-from pyterrier_longdoc.common.coverage import Explanation
 from pyterrier_longdoc.modelling.backbones.backbone import Backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.inputs import Settings
@@ -19,10 +19,10 @@ def scorer_of(backbone: Backbone, windows: Windows, head, *, encoder=WindowEncod
     return Model(encoder(backbone), backbone.tokenizer, head, settings, backbone=backbone).eval()
 
 
-def explained(scorer: Model, queries, texts) -> tuple[np.ndarray, list[Explanation]]:
-    """Scores, and how windows contributed."""
+def explained(scorer: Model, queries, texts) -> tuple[np.ndarray, list]:
+    """Scores, and the columns that explain each of them."""
     scored = scorer.score(queries, texts, explain=True)
-    return scored.scores, scored.explanations
+    return scored.scores, list(pd.DataFrame(scored.columns, dtype=object).itertuples(index=False))
 
 
 class Passes:
