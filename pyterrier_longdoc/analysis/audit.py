@@ -297,9 +297,7 @@ def audit(
         if gold is not None:
             shares |= {"gold": 1 - _gold_read(probe, by_pair, gold) / len(gold), "passages": len(gold)}
     name, unit = getattr(system, "__qualname__", None) or described(system), "words" if tokenizer is None else "tokens"
-    messages = [
-        (*where, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") for *where, error in probe.errors
-    ]
+    messages = [(*at, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") for *at, error in probe.errors]
     raised = pd.DataFrame(messages, columns=["of", "first", "last", "error"])
     of_run = pd.Series(shares, dtype="float64")
     return Audit(name, frame, unit, raised, dependence, rows, prefers_answer, same_places, of_run)
@@ -344,8 +342,8 @@ def _without_trace(system: Any) -> Iterator[None]:
     before = [{name: vars(stage)[name] for name in names & vars(stage).keys()} for stage in stages]
     for stage, values in zip(stages, before, strict=True):
         # Not by setattr, after which a model would be set up again.
-        vars(stage).update({"verbose": False} if "verbose" in values else {})
-        vars(stage).update({"warned": set()} if "warned" in values else {})
+        hidden = {"verbose": False, "warned": set()}
+        vars(stage).update({name: hidden[name] for name in hidden.keys() & values.keys()})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -389,13 +387,8 @@ class _Probe:
         # system can merge equal texts.
         others = companions(companion, self.rows - 1) if self.has_companions else []
         half, size = len(others) // 2, len(others) + 1
-        frame = self.frame(
-            [
-                (str(number), query, each)
-                for number, (query, text) in enumerate(pairs)
-                for each in (*others[:half], text, *others[half:])
-            ]
-        )
+        groups = [(query, [*others[:half], text, *others[half:]]) for query, text in pairs]
+        frame = self.frame([(str(n), query, text) for n, (query, texts) in enumerate(groups) for text in texts])
 
         def scored(step: int) -> np.ndarray:
             return np.concatenate([self.call(frame[start : start + step]) for start in range(0, len(frame), step)])
