@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis import Audit
@@ -82,6 +84,11 @@ KNOWN = {
         reader(lambda words: words[len(words) // 3 : len(words) // 2]),
         {length: [(length // 3, length // 2)] for length in LENGTHS},
     ),
+    "ten words": (reader(lambda words: words[110:120]), {length: [(110, 120)] for length in LENGTHS}),
+    "near both ends": (
+        reader(lambda words: words[10:50] + words[-30:-5]),
+        {length: [(10, 50), (length - 30, length - 5)] for length in LENGTHS},
+    ),
     "all but a hole": (
         reader(lambda words: words[:200] + words[260:]),
         {length: [(0, 200), (260, length)] for length in LENGTHS},
@@ -113,6 +120,20 @@ KNOWN = {
 def test_the_read_parts_of_a_system_are_found_to_the_word(name):
     system, expected = KNOWN[name]
     assert read_parts(ld.audit(system, lengths=LENGTHS)) == expected
+
+
+def test_windows_far_apart_in_a_long_text_are_found_to_the_word():
+    spans = [(start, start + 150) for start in range(700, 10_000, 1200)]
+    found = ld.audit(
+        reader(lambda words: [word for start, end in spans for word in words[start:end]]), lengths=[10_000]
+    )
+    assert read_parts(found) == {10_000: spans}
+
+
+def test_gaps_that_can_go_unseen_are_told():
+    found = ld.audit(reader(lambda words: words[:90] + words[110:]), lengths=[200])
+    assert read_parts(found) == {200: [(0, 200)]}
+    assert "Gaps shorter than 50 words" in str(found)
 
 
 def test_the_parts_of_a_text_follow_each_other_and_alternate():
@@ -187,7 +208,49 @@ def test_a_little_noise_is_not_taken_for_reading():
     exact = reader(lambda words: words[:250])
     found = ld.audit(lambda queries, texts: exact(queries, texts) + 0.05 * rng.random(len(texts)), lengths=[1000])
     assert read_parts(found) == {1000: [(0, 250)]}
+    assert "Reads at least the first 250 words of a text of 1,000." in found.sentences()
     assert "approximate" in str(found)
+
+
+def test_noise_calls_nothing_unread(known_run):
+    rng = np.random.default_rng(0)
+    exact = reader(lambda words: words[:200])
+    found = ld.audit(lambda queries, texts: exact(queries, texts) + rng.random(len(texts)), *known_run, lengths=[333])
+    assert found.frame["read"].any()
+    assert not (~found.frame["read"]).any()
+    assert found.run.empty
+    assert "never read" not in str(found)
+
+
+@pytest.mark.parametrize(("size", "number"), [(50, 4), (50, 16), (200, 3), (10, 30)])
+def test_windows_that_differ_from_text_to_text_are_not_called_unread(size, number):
+    windows = ld.SlidingWords(size, size, max_windows=number, selection="first_last_random")
+    found = ld.audit(ld.MaxP(ld.PairScorer(reader()), windows=windows))
+    assert found.frame.empty
+    assert "read at different places" in str(found)
+
+
+@pytest.mark.parametrize("part", [lambda words: words, lambda words: words[:200]])
+def test_a_text_whose_call_fails_is_read_row_by_row(part):
+    def limited(queries, texts):
+        if len(texts) > 10:
+            raise RuntimeError("too many")
+        return reader(part)(queries, texts)
+
+    found = ld.audit(limited, lengths=[333])
+    assert read_parts(found) == {333: [(0, len(part(["word"] * 333)))]}
+    assert found.errors["of"].tolist() == ["call"]
+    assert "rows: RuntimeError: too many" in str(found)
+
+
+def test_a_query_that_raises_is_not_called_unread():
+    def limited(queries, texts):
+        assert max(len(query.split()) for query in queries) < 50
+        return reader()(queries, texts)
+
+    found = ld.audit(limited, lengths=[333])
+    assert found.frame["of"].unique().tolist() == ["text"]
+    assert "for a query with 100 words" in str(found)
 
 
 def minmax(queries, texts):
@@ -200,21 +263,39 @@ def in_order(frame: pd.DataFrame) -> pd.DataFrame:
     return scorer()(frame).assign(score=lambda rows: rows["score"] - 0.5 * frame["rank"])
 
 
+def of_the_first_query(queries, texts):
+    return reader()([queries[0]] * len(queries), texts)
+
+
+BIRCH = ld.Birch(ld.PairScorer(reader()), windows=ld.SlidingWords(50, 50))
+
+
 @pytest.mark.parametrize(
     ("system", "expected"),
     [
         (reader(), set()),
         (scorer(), set()),
         (scorer() >> ld.ZScore(), {"rows"}),
+        (ranks(lambda words: words, "first"), {"rows", "order"}),
         (minmax, {"batch"}),
-        (pt.apply.generic(in_order), {"rows", "order"}),
+        (of_the_first_query, {"batch"}),
+        (pt.apply.generic(in_order), {"rank"}),
+        (BIRCH, {"score"}),
     ],
-    ids=["function", "transformer", "ZScore", "scaled by batch", "biased"],
+    ids=["function", "transformer", "ZScore", "ranks", "scaled by batch", "first query", "biased", "Birch"],
 )
 def test_what_else_a_score_depends_on_is_told(system, expected):
     found = ld.audit(system, lengths=[200])
-    assert {name for name in ("rows", "order", "batch") if found.dependence[name] > 0.01} == expected
+    assert set(found.dependence[found.dependence > 0.01].index) == expected
     assert read_parts(found) == {200: [(0, 200)]}
+    assert ("only" in found.sentences()[-1]) is not bool(expected)
+
+
+def test_a_score_that_depends_on_the_docno_hides_what_is_read():
+    found = ld.audit(pt.apply.doc_score(lambda row: float(int(row["docno"], 16) % 7)), lengths=[200])
+    assert found.dependence["docno"] > 0.1
+    assert found.frame.empty
+    assert "its docno" in found.sentences()[-1]
 
 
 def test_a_maximum_that_hides_the_answer_is_told():
@@ -233,6 +314,90 @@ def test_a_listwise_language_model_is_audited_by_its_ranks():
     found = ld.audit(system, lengths=[333])
     assert found.dependence["rows"] > 0.01
     assert read_parts(found) == {333: [(0, 40)]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (3, "Reads all words of a text (up to 1,000 tried), in queries of 3 rows."),
+        (20, "Reads the first 180 words of a text of 1,000, in queries of 20 rows."),
+    ],
+)
+def test_what_rows_of_a_query_share_is_told_with_their_number(rows, sentence):
+    def shared(frame):
+        budget = 3600 // frame.groupby("qid")["qid"].transform("size")
+        texts = [text.split()[:size] for text, size in zip(frame["text"], budget, strict=True)]
+        return frame.assign(text=[" ".join(words) for words in texts])
+
+    found = ld.audit(pt.apply.generic(shared) >> ranks(lambda words: words, "first"), lengths=[1000], rows=rows)
+    assert found.sentences()[0] == sentence
+    assert f"in queries of up to {rows} rows" in found.sentences()[-1]
+
+
+def test_more_rows_are_tried_even_if_a_score_seems_independent():
+    sizes = set()
+    system = pt.apply.generic(lambda frame: (sizes.update(frame.groupby("qid").size()), scorer()(frame))[1])
+    assert read_parts(ld.audit(system, lengths=[50], rows=7)) == {50: [(0, 50)]}
+    assert 7 in sizes
+    with pytest.raises(ValueError, match="rows"):
+        ld.audit(scorer(), rows=2)
+
+
+def test_an_audit_leaves_no_trace(capfd):
+    model = ld.FirstP(ld.PairScorer(reader()), windows=ld.Truncate(50), verbose=True)
+    run = pd.DataFrame({"qid": "1", "query": "bees", "docno": ["a", "b"], "text": ["bees " * 40, "honey " * 40]})
+    model(run)
+    before = model.coverage
+    capfd.readouterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ld.audit(pt.Transformer.identity() >> model, lengths=[200])
+    assert capfd.readouterr().err == ""
+    assert model.verbose
+    assert model.coverage is before
+    with pytest.warns(ld.TruncationWarning):
+        model(run.assign(text="bees " * 100))
+    assert "FirstP" in capfd.readouterr().err
+
+
+def test_scores_are_read_as_by_pair_scorer():
+    def function(queries, texts):
+        return torch.tensor(reader()(queries, texts), requires_grad=True).to(torch.bfloat16)
+
+    assert read_parts(ld.audit(function, lengths=[20])) == {20: [(0, 20)]}
+    as_text = scorer() >> pt.apply.generic(lambda frame: frame.assign(score=frame["score"].map(str))[::-1])
+    assert read_parts(ld.audit(as_text, lengths=[200])) == {200: [(0, 200)]}
+
+
+def test_docnos_leave_room_for_the_number_of_a_passage():
+    docnos = set()
+    seen = pt.apply.generic(lambda frame: (docnos.update(frame["docno"]), frame)[1])
+    sliding_texts = pt.text.sliding("text", length=50, stride=25, prepend_attr=None)
+    ld.audit(sliding_texts >> seen >> scorer() >> pt.text.max_passage(), lengths=[3000])
+    assert any("%p" in docno for docno in docnos)
+    assert max(map(len, docnos)) <= 20  # Terrier's default
+
+
+RESULTS = pd.DataFrame([["1", "bees", "d1", 1.0, 0]], columns=["qid", "query", "docno", "score", "rank"])
+LOADER = pt.apply.text(lambda row: {"d1": "a text"}[row["docno"]])
+
+
+class Retriever(pt.Transformer):
+    def transform(self, inp):
+        rows = [
+            {"qid": qid, "query": query, "docno": "d1"} for qid, query in zip(inp["qid"], inp["query"], strict=True)
+        ]
+        return pt.model.add_ranks(pd.DataFrame(rows).assign(score=1.0))
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [pt.Transformer.from_df(RESULTS) % 5 >> LOADER, LOADER, pt.Transformer.from_df(RESULTS), Retriever() >> LOADER],
+    ids=["first stage and loader", "loader", "first stage", "first stage of another package"],
+)
+def test_a_pipeline_is_told_to_leave_out_its_first_stage(stages):
+    with pytest.raises(ValueError, match="leave out the first stage"):
+        ld.audit(stages >> scorer())
 
 
 @pytest.mark.parametrize("words", [60, 97])
