@@ -198,6 +198,7 @@ class Reader:
                 "Longformer, not for this one: use positions='columns'"
             )
         self.specials = self.make_specials(backbone)
+        self._known: dict[tuple[bool, Text], TokenizedText] = {}  # the texts of the previous block
         self.windows, self.max_query_len = self.adapt()
         self.sizes = (self.max_query_len or 0, self._size_of(self.windows)) if layout.pad_query else (0, 0)
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
@@ -276,8 +277,13 @@ class Reader:
     # Tokens.
 
     def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
-        """Tokenize texts with their titles; equal texts share one object."""
-        documents = {text: as_document(text) for text in dict.fromkeys(texts)}
+        """Tokenize texts with their titles; equal texts share one object, also those of the previous call.
+
+        The pairs of a long text can be in several blocks.
+        """
+        offsets, known = offsets or self.needs_offsets, self._known
+        keys = [(offsets, text) for text in texts]
+        documents = {text: as_document(text) for _, text in dict.fromkeys(keys) if (offsets, text) not in known}
         if self.settings.layout.lowercase:
             documents = {
                 k: Document(*self.settings.layout.normalized([d.text, d.repeated])) for k, d in documents.items()
@@ -286,11 +292,12 @@ class Reader:
             self.tokenizer,
             list(documents.values()),
             self.settings.repeat_tokens,
-            offsets=offsets or self.needs_offsets,
+            offsets=offsets,
             lead=self.text_lead,
         )
-        tokenized = dict(zip(documents, map(self.rules.tokens, tokens), strict=True))
-        return [tokenized[text] for text in texts]
+        new = dict(zip(documents, map(self.rules.tokens, tokens), strict=True))
+        self._known = found = {key: known[key] if key in known else new[key[1]] for key in keys}
+        return [found[key] for key in keys]
 
     def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:
         """Tokenize and truncate queries; equal queries share one object."""

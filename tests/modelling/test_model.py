@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.common.frames import Document
 from pyterrier_longdoc.modelling import model as model_module
+from pyterrier_longdoc.modelling import reader as reader_module
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head, registered_heads
@@ -118,6 +119,23 @@ def test_scores_do_not_depend_on_the_size_of_blocks(backbone, monkeypatch):
         again = scorer.score(queries, texts)
         np.testing.assert_allclose(again.scores, expected.scores, **CLOSE)
         assert again.coverage == expected.coverage
+
+
+def test_a_text_in_several_blocks_is_tokenized_once(backbone, monkeypatch):
+    scorer, tokenized = make(backbone), []
+    tokenize_documents = reader_module.tokenize_documents
+
+    def counting(tokenizer, documents, *arguments, **options):
+        tokenized.extend(documents)
+        return tokenize_documents(tokenizer, documents, *arguments, **options)
+
+    expected = scorer.score(["a cat", "old dog"] * 2, [TEXTS[0]] * 2 + [TEXTS[1]] * 2).scores
+    monkeypatch.setattr(reader_module, "tokenize_documents", counting)
+    monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
+    scorer = make(backbone)
+    found = scorer.score(["a cat", "old dog"] * 2, [TEXTS[0]] * 2 + [TEXTS[1]] * 2).scores
+    np.testing.assert_allclose(found, expected, **CLOSE)
+    assert sorted(document.text for document in tokenized) == sorted(TEXTS[:2])
 
 
 # RoBERTa's plain layout is not among them: there the model finds its positions by the id of padding.
