@@ -22,8 +22,8 @@ from ..common.pipelines import stages_of
 from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import described, percent
 from ..common.progress import work_bar
+from ..modelling.external import PairScorer
 from ..modelling.tokens import Span, tokenized
-from ..rerankers.external import PairScorer
 from .scoring import scores_by_row
 
 QUERY = "how do bees make honey"

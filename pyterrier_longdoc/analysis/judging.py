@@ -27,7 +27,7 @@ from ..common.frames import (
 from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import NotebookMixin
 from ..common.progress import work_bar
-from ..common.warnings import warn, warn_of_inputs
+from ..common.warnings import warn, warn_of_queries, warn_of_texts
 from ..listwise.client import AsksLLM, describe_failure, read_reply
 from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, final_answer
 from ..listwise.prompts import Message, check_template, clean
@@ -182,7 +182,8 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         self._check()
         queries = strings(inp["query"], "query")
         texts = texts_of(inp, text_columns, self.text_loader) if len(inp) else []
-        warn_of_inputs(self, inp, texts)
+        warn_of_queries(self, queries)
+        warn_of_texts(self, inp, texts)
         pairs = list(zip(queries, texts, strict=True))
         judgements = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
         rows = pd.DataFrame([judgements[pair] for pair in pairs], index=inp.index, columns=list(JUDGEMENT_COLUMNS))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .frames import is_blank, strings
 from .presentation import percent
 
 CHOICES = ("max_windows=", "preselect=")
@@ -164,13 +163,13 @@ class Coverage:
         if tokens:
             self.truncated[argument] = self.truncated.get(argument, 0) + tokens
 
-    def add_rows(self, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
-        """Count the rows of a frame, rows without text and rows without a query."""
-        empty = [row for row, query in enumerate(strings(frame["query"], "query")) if is_blank(query)]
-        self.rows += len(frame)
-        self.rows_without_text += sum(map(int, no_text))
-        self.rows_without_query += len(empty)
-        self.queries_empty += len(set(frame["qid"].iloc[empty])) if empty else 0
+    def add_rows(self, qids: pd.Series, no_query: Iterable[bool], no_text: Iterable[bool]) -> None:
+        """Count rows, rows without text and rows without a query."""
+        without_query = list(no_query)
+        self.rows += len(qids)
+        self.rows_without_text += sum(no_text)
+        self.rows_without_query += sum(without_query)
+        self.queries_empty += qids[without_query].nunique() if any(without_query) else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, precision, runtime and the three ratios by name, as a row of a table."""

@@ -54,10 +54,11 @@ def words_of_query(query: Question) -> str:
     return query.text if isinstance(query, Instructed) else query
 
 
-def is_blank(text: Text) -> bool:
-    """Return whether a text and its title have no visible character."""
-    document = as_document(text)
-    return not (is_visible(document.text) or is_visible(document.repeated))
+def is_blank(text: Text | Instructed) -> bool:
+    """Return whether a query, or a text and its title, have no visible character."""
+    if isinstance(text, Document):
+        return not (is_visible(text.text) or is_visible(text.repeated))
+    return not is_visible(words_of_query(text))
 
 
 def join_lines(*parts: str) -> str:

@@ -26,7 +26,6 @@ from .frames import (
     digest_of_query,
     field_names,
     is_from_terrier,
-    strings,
     words_of_query,
 )
 from .language import counted
@@ -70,15 +69,18 @@ def warn_once(owner: Any, message: str, category: type[Warning]) -> None:
         warn(message, category)
 
 
-def warn_of_inputs(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
-    """Warn about queries in Terrier's query language, texts truncated by an index and documents with several texts."""
-    name = type(transformer).__name__
-    queries = set(strings(frame["query"], "query")) if "query" in frame.columns else ()
-    language = next(filter(None, map(_QUERY_LANGUAGE.search, queries)), None)
+def warn_of_queries(transformer: Any, queries: Sequence[str]) -> None:
+    """Warn about queries in Terrier's query language."""
+    language = next(filter(None, map(_QUERY_LANGUAGE.search, set(queries))), None)
     if language:
         cure = "put pt.rewrite.reset() after the query expansion to restore the original queries"
-        message = f"{name} reads Terrier's query language ({language[0].strip()!r}) as words: {cure}."
-        warn_once(transformer, message, UserWarning)
+        message = f"reads Terrier's query language ({language[0].strip()!r}) as words: {cure}."
+        warn_once(transformer, f"{type(transformer).__name__} {message}", UserWarning)
+
+
+def warn_of_texts(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
+    """Warn about texts truncated by an index and documents with several texts."""
+    name = type(transformer).__name__
     lengths = [len(as_document(text).text) for text in set(texts)]
     longest = max(lengths, default=0)
     if longest >= _SHORTEST_CUT and sum(length >= longest - 2 for length in lengths) >= 3:

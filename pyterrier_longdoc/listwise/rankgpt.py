@@ -28,7 +28,7 @@ from ..common.key import description
 from ..common.parallel import in_parallel
 from ..common.presentation import NotebookMixin, changes
 from ..common.progress import work_bar
-from ..common.warnings import warn, warn_of_coverage, warn_of_inputs
+from ..common.warnings import warn, warn_of_coverage, warn_of_queries, warn_of_texts
 from ..modelling.excerpts import best_passages
 from ..modelling.preselection import WindowSelector, check_preselection
 from ..modelling.windows import SentenceWindows, Windows
@@ -155,8 +155,9 @@ class RankGPT(AsksLLM, NotebookMixin, pt.Transformer):
         self._check()
         if not len(inp):
             return with_scores(inp, [])
-        texts = texts_of(inp, columns, self.text_loader)
-        warn_of_inputs(self, inp, texts)
+        queries, texts = strings(inp["query"], "query"), texts_of(inp, columns, self.text_loader)
+        warn_of_queries(self, queries)
+        warn_of_texts(self, inp, texts)
         rankings = self._rankings(inp, texts)
         most = {ranking.qid: self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1) for ranking in rankings}
         budget = self._budget(rankings)
@@ -177,7 +178,7 @@ class RankGPT(AsksLLM, NotebookMixin, pt.Transformer):
         self.counts = pd.DataFrame(rows, columns=["qid", *(f"llm_{name}" for name in COUNTS)])
         self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
-        coverage.add_rows(inp, map(is_blank, texts))
+        coverage.add_rows(inp["qid"], map(is_blank, queries), map(is_blank, texts))
         warn_of_coverage(self, coverage)
         return with_scores(inp, scores)
 

@@ -246,7 +246,8 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
         """Return the query of each row, with its instruction if it has one of its own."""
-        queries, field = strings(frame["query"], "query"), self.instruction_field
+        queries: Any = super().queries(frame)
+        field = self.instruction_field
         if field is None:
             return queries
         check_columns(frame, [field], "the candidates")

@@ -39,7 +39,7 @@ from ..common.key import description
 from ..common.packaged import check_encoder
 from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
-from ..common.warnings import warn_of_coverage, warn_of_inputs, warn_of_seen_queries, warn_once
+from ..common.warnings import warn_of_coverage, warn_of_queries, warn_of_seen_queries, warn_of_texts, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
@@ -311,7 +311,7 @@ class Reranker(NotebookMixin, pt.Transformer):
                 f"silence this warning."
             )
             warn_once(self, message, PrecisionWarning)
-        coverage.add_rows(inp, map(is_blank, texts))
+        coverage.add_rows(inp["qid"], map(is_blank, queries), map(is_blank, texts))
         warn_of_coverage(self, coverage)
         columns = self._explanation(scored.columns, texts) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
@@ -365,12 +365,14 @@ class Reranker(NotebookMixin, pt.Transformer):
 
     def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
         """Return the query of each row."""
-        return strings(frame["query"], "query")
+        queries = strings(frame["query"], "query")
+        warn_of_queries(self, queries)
+        return queries
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if `repeat` is set."""
         texts = documents_of(frame, self.text_field, self.repeat, self.text_loader)
-        warn_of_inputs(self, frame, texts)
+        warn_of_texts(self, frame, texts)
         return texts
 
     def score(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Scored:
@@ -396,5 +398,5 @@ class Reranker(NotebookMixin, pt.Transformer):
         queries, texts = self.queries(candidates), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
             coverage = self.model.coverage_of(queries, texts, bar)
-        coverage.add_rows(candidates, map(is_blank, texts))
+        coverage.add_rows(candidates["qid"], map(is_blank, queries), map(is_blank, texts))
         return coverage

@@ -6,7 +6,7 @@ Shapes: R rows of a run, C candidates of a query.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -105,9 +105,10 @@ class TrainingSet:
         self._blank.update(zip(rows.tolist(), map(is_blank, texts), strict=True))
         return texts
 
-    def draws(self) -> tuple[pd.DataFrame, Sequence[bool]]:
-        """Return the candidates whose texts have been read, and whether each has no text."""
-        return self.candidates.iloc[list(self._blank)], list(self._blank.values())
+    def draws(self) -> tuple[pd.Series, Iterable[bool], Iterable[bool]]:
+        """Return the qids of the candidates whose texts have been read, and whether each has no query and no text."""
+        drawn = self.candidates.iloc[list(self._blank)]
+        return drawn["qid"], map(is_blank, query_strings(drawn)), self._blank.values()
 
 
 @contextmanager
