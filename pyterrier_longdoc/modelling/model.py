@@ -80,8 +80,6 @@ class Model(nn.Module):
         weight_arguments: the arguments on which the weights depend.
 
     Attributes:
-        settings: how texts are read and computed.
-        reader: turns a query and a text into inputs.
         origin: the origin of the weights: `"checkpoint"`, `"fit"` (also of a loaded model), `"copied"` by `start_from`,
             or `"random"` if any are random, so that scores make no sense before training.
         source: the arguments of `load` for these weights, as code; empty if they are not saved.
@@ -94,9 +92,6 @@ class Model(nn.Module):
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
     """
-
-    settings: Settings
-    reader: Reader
 
     def __init__(
         self,
@@ -164,10 +159,19 @@ class Model(nn.Module):
     def use(self, settings: Settings) -> None:
         """Apply settings, and move the weights to their device."""
         self.encoder.use(settings, self.head.needs)
-        self.settings, self.reader = self.encoder.settings, self.encoder.reader
         copy_inference_tensors(self)
         self.to(self.settings.device)
         self.head.to(self.encoder.head_dtype)
+
+    @property
+    def settings(self) -> Settings:
+        """How texts are read and computed."""
+        return self.encoder.settings
+
+    @property
+    def reader(self) -> Reader:
+        """Turns a query and a text into inputs."""
+        return self.encoder.reader
 
     @property
     def is_trained(self) -> bool:
@@ -186,6 +190,7 @@ class Model(nn.Module):
     ) -> Iterator[tuple[list[list[int]], list[PairInputs]]]:
         """Read the distinct pairs of a run in blocks, longest texts first; yield the rows and inputs of each pair.
 
+        All blocks are read alike, also if another thread changes the settings meanwhile.
         The progress bar counts the characters of a block when the caller asks for the next one.
         """
         if bar is not None:
@@ -193,12 +198,11 @@ class Model(nn.Module):
         characters = self.encoder.block_characters
         if isinstance(self.head, TokenHead):
             characters = min(characters, TOKEN_BLOCK_CHARACTERS)
+        reader = self.reader
         divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
         for block in divide(queries, texts, characters=characters, pairs=PAIRS_PER_BLOCK):
-            yield (
-                [rows for _, _, rows in block],
-                self.read([query for query, _, _ in block], [text for _, text, _ in block], offsets=offsets),
-            )
+            asked, read = [query for query, _, _ in block], [text for _, text, _ in block]
+            yield [rows for _, _, rows in block], self.read(asked, read, offsets=offsets, reader=reader)
             if bar is not None:
                 bar.update(sum(len(text) * len(rows) for _, text, rows in block))
 
@@ -266,11 +270,19 @@ class Model(nn.Module):
             self._coverage.add_queries(self._queries)
             self._seen, self._coverage = set(), None
 
-    def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
+    def read(
+        self,
+        queries: Sequence[Question],
+        texts: Sequence[Text],
+        *,
+        offsets: bool = False,
+        reader: Reader | None = None,
+    ) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
-        pairs = self.reader.read(queries, texts, offsets=offsets)
+        reader = reader or self.reader
+        pairs = reader.read(queries, texts, offsets=offsets)
         for pair in pairs:
-            self.head.check_windows(len(pair.spans), max(len(pair.query.ids), self.reader.sizes[0]))
+            self.head.check_windows(len(pair.spans), max(len(pair.query.ids), reader.sizes[0]))
         return pairs
 
     def compute(self, pairs: Sequence[PairInputs], coverage: Coverage | None = None) -> tuple[Encoded, torch.Tensor]:

@@ -140,7 +140,7 @@ class ListReranker(CrossEncoder):
 
     def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
         """Return the query of each row with its instruction and qid; ValueError if they differ within a qid."""
-        queries, default = super().queries(frame), self.settings().instruction
+        queries, default = super().queries(frame), self.instruction if self.instruction.strip() else ""
         for name in filter(None, ("query", self.instruction_field)):
             several = frame.groupby("qid", sort=False)[name].nunique(dropna=False) > 1
             if several.any():

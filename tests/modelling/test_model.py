@@ -121,6 +121,15 @@ def test_scores_do_not_depend_on_the_size_of_blocks(backbone, monkeypatch):
         assert again.coverage == expected.coverage
 
 
+def test_a_run_holds_its_settings_from_its_start(backbone, monkeypatch):
+    scorer = make(backbone)
+    expected, cut = scores(scorer), replace(scorer.settings, max_doc_len=5)
+    monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
+    found = scorer.score(QUERIES, TEXTS, on_block=lambda rows, values: scorer.use(cut)).scores
+    np.testing.assert_allclose(found, expected, **CLOSE)
+    assert not np.allclose(scores(scorer), expected)
+
+
 def test_a_text_in_several_blocks_is_tokenized_once(backbone, monkeypatch):
     scorer, tokenized = make(backbone), []
     tokenize_documents = reader_module.tokenize_documents
