@@ -263,7 +263,8 @@ class WindowEncoder(nn.Module):
                 if coverage is not None:
                     coverage.tokens_encoded += batch.tokens
                     coverage.tokens_computed += batch.mask.numel()
-                    coverage.longest_input = max(coverage.longest_input, *(len(inputs[row]) for row in half))
+                    real = [len(one) if one.mask is None else int(one.mask.sum()) for one in batch.inputs]
+                    coverage.longest_input = max(coverage.longest_input, *real)
                 yield half, batch, states
 
     def _fitting(
@@ -279,8 +280,14 @@ class WindowEncoder(nn.Module):
             try:
                 computed = self._compute(half, inputs, all_layers)
             except torch.OutOfMemoryError as error:
-                size = f"{len(half)} windows of up to {max(len(inputs[row]) for row in half)} tokens"
-                error.args = (f"{error} This happened with {size} in a pass: lower max_batch_tokens or batch_size.",)
+                longest = max(len(inputs[row]) for row in half)
+                what = f"{len(half)} windows of up to {longest} tokens in a pass: lower max_batch_tokens or batch_size"
+                if len(half) == 1 and hasattr(self.settings, "block_size"):
+                    what = f"one list of {longest} tokens: lower block_size or max_doc_len"
+                elif len(half) == 1:
+                    argument = self.settings.windows_argument.partition("=")[0] or "max_doc_len"
+                    what = f"one window of {longest} tokens: make it smaller with {argument}="
+                error.args = (f"{error} This happened with {what}.",)
                 raise
             yield half, *computed
 

@@ -208,6 +208,7 @@ class Reader:
             rule = f"{rule}={self.windows.largest}"
         choice = rule if settings.max_windows is None else f"max_windows={settings.max_windows}"
         self._windows_rule = rule
+        self._query_rule = f"the {self.max_query_len} tokens that {rule} leaves for a query"
         self._choice = choice if preselect is None else f"preselect={preselect!r}"
 
     def make_specials(self, backbone: Any) -> Specials:
@@ -419,7 +420,7 @@ class Reader:
         if query.tokens_read < query.tokens:
             query_truncated_by = f"max_query_len={self.settings.max_query_len}"
             if self.settings.max_query_len is None:
-                query_truncated_by = f"the checkpoint's maximum query length of {self.max_query_len}"
+                query_truncated_by = self._query_rule
         sizes = len(text), tokens_in(spans), len(spans), query.tokens, query.tokens_read
         return PairCoverage(query.text, *sizes, query_truncated_by, dict(+left_out))
 
@@ -580,6 +581,7 @@ class SeparateReader(Reader):
     ) -> None:
         self.prefixes, self.lengths, self.cache = prefixes, lengths, EmbeddingCache(0)
         super().__init__(backbone, settings)
+        self._query_rule = f"the checkpoint's maximum query length of {self.max_query_len}"
 
     def make_specials(self, backbone: Any) -> Specials:
         """Return the special tokens around windows; set those around queries, and the white space before both."""

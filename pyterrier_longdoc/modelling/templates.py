@@ -37,6 +37,7 @@ class Template:
         uninstructed: what stands there for a query without one.
         special_tokens: whether the tokenizer adds its special tokens around the input.
         chat: whether the prompt is a user's message, to which the checkpoint's chat template is applied.
+        strip: whether query and text lose the white space around them.
 
     Example:
         `ld.MaxP("my/ranker", template=ld.Template("Query: {query} Text: {text} Relevant:", answers=("yes", "no")))`.
@@ -50,6 +51,7 @@ class Template:
     uninstructed: str = ""
     special_tokens: bool = True
     chat: bool = False
+    strip: bool = False
 
     def __post_init__(self) -> None:
         validate(self)
@@ -114,6 +116,8 @@ class Template:
 
         A text that begins `inside` another one has its own space, or none, in place of that of the template.
         """
+        if self.strip:
+            query, text = query.strip(), text.strip()
         filled, places = "", {}
         for words, slot in itertools.zip_longest(self.pieces(part, instruction), _SLOTS.findall(part)):
             filled += words
@@ -189,12 +193,14 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
             answers=(0,),
             instructed=" {instruction}",
         ),
-        # zerank-1, -1-small and -2 of ZeroEntropy: the prompt and `sigmoid(logit / 5)` of their `modeling_zeranker.py`.
+        # zerank-1, -1-small and -2 of ZeroEntropy: the prompt, its stripped query and document, and
+        # `sigmoid(logit / 5)` of their `modeling_zeranker.py`.
         "zerank-2": Template(
             "<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n",
             answers=("Yes",),
             scale=0.2,
             special_tokens=False,
+            strip=True,
         ),
         # llama-nemotron-rerank-1b-v2 and Llama-3.2-NV-RerankQA-1B-v2 of NVIDIA: the prompt in their model cards.
         "nemotron-rerank": Template("question:{query} \n \n passage:{text}"),
@@ -211,25 +217,27 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
 """Templates by name, each with its source in a comment."""
 
 
-_OF_CHECKPOINTS = {
-    "qwen/qwen3-reranker-": "qwen3-reranker",
-    "tomaarsen/qwen3-reranker-": "qwen3-reranker",
-    "mixedbread-ai/mxbai-rerank-base-v2": "mxbai-rerank-v2",
-    "mixedbread-ai/mxbai-rerank-large-v2": "mxbai-rerank-v2",
-    "baai/bge-reranker-v2-gemma": "bge-reranker-v2-gemma",
-    "contextualai/ctxl-rerank-v2-": "ctxl-rerank-v2",
-    "zeroentropy/zerank-": "zerank-2",
-    "nvidia/llama-nemotron-rerank-1b-v2": "nemotron-rerank",
-    "nvidia/llama-3.2-nv-rerankqa-1b-v2": "nemotron-rerank",
-    "castorini/monot5-": "monot5",
+_OF_CHECKPOINTS: Mapping[str, tuple[str, int | None]] = {
+    "qwen/qwen3-reranker-": ("qwen3-reranker", None),
+    "tomaarsen/qwen3-reranker-": ("qwen3-reranker", None),
+    "mixedbread-ai/mxbai-rerank-base-v2": ("mxbai-rerank-v2", None),
+    "mixedbread-ai/mxbai-rerank-large-v2": ("mxbai-rerank-v2", None),
+    "baai/bge-reranker-v2-gemma": ("bge-reranker-v2-gemma", None),
+    "contextualai/ctxl-rerank-v2-": ("ctxl-rerank-v2", None),
+    "zeroentropy/zerank-": ("zerank-2", None),
+    "nvidia/llama-nemotron-rerank-1b-v2": ("nemotron-rerank", 8192),
+    "nvidia/llama-3.2-nv-rerankqa-1b-v2": ("nemotron-rerank", 8192),
+    "castorini/monot5-": ("monot5", None),
 }
-"""From how the lower-cased names of checkpoints begin to their templates."""
+"""From how the lower-cased names of checkpoints begin to their templates, and to the longest inputs of their cards if
+their configurations have longer ones."""
 
 
-def template_of_checkpoint(*names: str) -> Template | None:
-    """Return the template of a checkpoint that is known by one of its names; None for an unknown one."""
+def known_checkpoint(*names: str) -> tuple[Template | None, int | None]:
+    """Return the template and the longest input of a checkpoint that is known by one of its names; None if unknown."""
     known = [of for name in names for start, of in _OF_CHECKPOINTS.items() if name.lower().startswith(start)]
-    return TEMPLATES[known[0]] if known else None
+    template, longest = known[0] if known else (None, None)
+    return None if template is None else TEMPLATES[template], longest
 
 
 def resolve_template(template: str | Template) -> Template:

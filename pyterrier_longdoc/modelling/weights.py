@@ -87,6 +87,12 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
         return build_head(name, hidden_size, channels=channels, **options)
 
 
+def check_head(head: HeadSpec) -> None:
+    """Raise the error of a head for its options, without weights, and without a look at GPUs or the random state."""
+    with torch.device("meta"):
+        build_head(head[0], 1, **head[1])
+
+
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
     """Give the head of a model other options that keep its weights; return False if they do not."""
     new, old = seeded_head(head, model.backbone.hidden_size, seed, channels=model.backbone.channels), model.head

@@ -22,7 +22,7 @@ from ..modelling.backbones.backbone import Backbone
 from ..modelling.backbones.load import load_backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import ExternalEncoder, PairScorer
-from ..modelling.heads import registered_heads
+from ..modelling.heads import Head, registered_heads
 from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
@@ -262,7 +262,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         if model.origin == "random":
             message = f"{type(self).__name__} has randomly initialized layers: its scores are meaningless before fit"
             hint = self._trained_hint
-            if self.backbone == ENCODER:
+            unknown = model.head.unknown_weights() if type(model.head).ready_from is Head.ready_from else []
+            if unknown:
+                hint = f"head.{unknown[0]} is not in the checkpoint: train it, or list it in `neutral`"
+            elif self.backbone == ENCODER:
                 hint = f"{ENCODER} is an encoder without a scoring layer; {', '.join(packaged_models())} are trained"
             warn_once(self, f"{message} ({hint}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:

@@ -25,7 +25,7 @@ from ..modelling.external import PairScorer
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
-from ..modelling.weights import HeadSpec, seeded_head
+from ..modelling.weights import HeadSpec, check_head
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
 from .cross_encoder import CrossEncoder
@@ -145,7 +145,7 @@ class KMaxP(MaxP):
 
     def check(self) -> None:
         super().check()
-        seeded_head(self.head_spec(), 1, self.seed)
+        check_head(self.head_spec())
 
 
 @dataclass(eq=False, repr=False)
@@ -199,6 +199,7 @@ class Birch(KMaxP):
     stride: ClassVar[Any] = Without()  # type: ignore[misc]
 
     papers: ClassVar[tuple[str, ...]] = ("yilmaz-2019-birch",)
+    _sized_by: ClassVar[str] = ""
 
     def default_windows(self) -> Windows:
         return SentenceWindows(max_sentences=1)
@@ -477,7 +478,7 @@ class NeuralModel1(AvgP):
 
     def check(self) -> None:
         super().check()
-        seeded_head(self.head_spec(), 1, self.seed)
+        check_head(self.head_spec())
 
 
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"

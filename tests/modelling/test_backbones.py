@@ -20,6 +20,7 @@ from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.late_interaction import LateInteractionEncoder, build_late_backbone
 from pyterrier_longdoc.modelling.reader import one_separator, specials_of_pair
+from pyterrier_longdoc.modelling.templates import TEMPLATES, Template
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import scorers, tiny, tiny_long
@@ -77,12 +78,13 @@ def logits(folder, queries, texts) -> np.ndarray:
 @pytest.mark.parametrize("name", slow_but(("bert", "camembert", "modernbert-mean", "llama"), CLASSIFYING))
 def test_scores_are_the_logits_of_transformers(name, tmp_path):
     family, changes = CLASSIFYING[name]
-    folder = tiny.checkpoint(tmp_path, family, **changes)
+    folder, separator = tiny.checkpoint(tmp_path, family, **changes), "[SEP]"
     if family == "qwen2":  # of which transformers makes byte-level tokens, whatever the files say
-        folder = tiny_long.decoder(tmp_path, family, labels=1, begin=True, pad_token_id=1)
+        folder, separator = tiny_long.decoder(tmp_path, family, labels=1, begin=True, pad_token_id=1), "<|endoftext|>"
     expected = logits(folder, QUERIES, TEXTS)[:, 0]
     assert expected.std() > 1e-2
-    scorer = scorer_of(load_backbone(folder, **OPTIONS.get(family, {})))
+    template = None if family in HEADS else Template(f"{{query}}{separator}{{text}}")
+    scorer = scorer_of(load_backbone(folder, template=template, **OPTIONS.get(family, {})))
     np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, expected, atol=1e-5 if family in HEADS else 1e-4)
 
 
@@ -133,7 +135,8 @@ def test_two_labels_with_ambiguous_names_are_refused(names, tmp_path):
     ],
 )
 def test_an_omitted_classification_head_is_logged(family, changes, tmp_path, caplog):
-    backbone = load_backbone(tiny.checkpoint(tmp_path, family, **changes))
+    template = TEMPLATES["plain"] if family in ("ctrl", "modernbert-decoder") else None
+    backbone = load_backbone(tiny.checkpoint(tmp_path, family, **changes), template=template)
     assert backbone.final is None
     assert f"the classification head of {family} is left out" in caplog.text
 

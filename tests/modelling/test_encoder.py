@@ -17,7 +17,7 @@ from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.inputs import Settings
 from pyterrier_longdoc.modelling.windows import SlidingWindows
 
-from ..support import tiny
+from ..support import tiny, tiny_long
 from ..support.scorers import Passes
 from ..support.systems import QUIET, forget, make, scores
 from .test_model import CLOSE, QUERIES, TEXTS
@@ -51,15 +51,21 @@ def test_passes_are_all_rows_in_order_and_within_the_limits(encoder, lengths, li
         assert all(lengths.count(length) < exact_run for rows in mixed for length in rows)
 
 
-def test_running_out_of_memory_names_the_arguments_to_lower(backbone, monkeypatch):
-    model = make_scorer(backbone)
-
+def test_running_out_of_memory_names_the_arguments_to_lower(monkeypatch, tmp_path):
     def fail(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(model.encoder.backbone, "forward", fail)
-    with pytest.raises(torch.OutOfMemoryError, match="max_batch_tokens"):
-        model.score(["cat"], ["snow"])
+    jina, short = tiny_long.list_encoder(tmp_path), ["snow"]
+    for model, texts, message in [
+        (make("MaxP"), ["a", "cat", "dog", "sun"], r"2 windows .* lower max_batch_tokens or batch_size"),
+        (make("MaxP"), short, r"one window of 5 tokens: .*window_size="),
+        (make("AvgP", windows=ld.Truncate(9), window_size=None), short, r"one window of 5 tokens: .*windows="),
+        (make("LongP"), short, r"one window of 5 tokens: .*max_doc_len="),
+        (ld.ListReranker(jina, max_doc_len=64, max_query_len=8, device="cpu"), short, r"one list .*block_size"),
+    ]:
+        monkeypatch.setattr(model.model.encoder.backbone, "forward", fail)
+        with pytest.raises(torch.OutOfMemoryError, match=message):
+            model(tiny.frame(["cat"], texts))
 
 
 def test_a_pass_that_does_not_fit_into_memory_is_halved_once(backbone, monkeypatch):

@@ -462,8 +462,10 @@ def first_window_with(head, **options):
 
 
 def is_untrained(model):
-    """Whether scores come with the warning of random layers."""
-    return bool(told_of(ld.UntrainedWarning, lambda: model(tiny.results())))
+    """Whether scores come with the warning of random layers, which names the weight and the cure."""
+    told = told_of(ld.UntrainedWarning, lambda: model(tiny.results()))
+    assert all("head.gate is not in the checkpoint: train it, or list it in `neutral`" in message for message in told)
+    return bool(told)
 
 
 HEADS = {GatedHead: True, MoreThanAttentionHead: True, NeutralHead: False, OtherForwardHead: False}

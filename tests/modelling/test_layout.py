@@ -40,6 +40,16 @@ def test_contradictory_arguments_of_a_layout_are_refused_by_name():
             make_bad()
 
 
+def test_the_longest_input_does_not_count_the_padding_of_the_layout(results):
+    models = [make("MaxP", layout=layout, window_size=60) for layout in ("pair", "padded")]
+    passes = [Passes(model.model) for model in models]
+    for model in models:
+        model(results)
+    found = [model.coverage.longest_input for model in models]
+    longest = [max(tokens for _, tokens in of_model.shapes) for of_model in passes]
+    assert found[0] == found[1] == longest[0] < longest[1]
+
+
 def test_lower_case_keeps_every_character_at_its_place():
     layout = InputLayout(lowercase=True)
     every = [chr(i) for i in range(sys.maxunicode + 1)]

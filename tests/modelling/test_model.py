@@ -226,6 +226,7 @@ def test_coverage_counts_documents_windows_queries_and_tokens(backbone):
 
 HALVES = SlidingWindows(20, 20, max_windows=2)
 TITLED = Document(text_of(30), "the red bird and the blue cat")
+LEFT = "the 105 tokens that window_size=20 leaves for a query"
 LONGEST, FIRST_TWO, SHARED = "the maximum input length of the backbone", "preselect=FirstK(k=2)", "layout='shared'"
 
 
@@ -237,7 +238,7 @@ def test_coverage_names_the_argument_that_causes_truncation(backbone):
         ({"windows": Truncate(20), "windows_argument": "window_size"}, "a", text_of(95), {"window_size=20": 75}),
         ({"windows": HALVES, "windows_argument": f"windows={HALVES!r}"}, "a", text_of(95), {f"windows={HALVES!r}": 55}),
         ({"windows": WholeText()}, "a", text_of(200), {LONGEST: 200 - (128 - 3 - 8)}),
-        ({"max_query_len": None}, text_of(110), text_of(9), {"the checkpoint's maximum query length of 105": 5}),
+        ({"max_query_len": None, "windows_argument": "window_size"}, text_of(110), text_of(9), {LEFT: 5}),
         ({"preselect": FirstK(2)}, "a", text_of(95), {FIRST_TWO: 65}),
         ({"preselect": FirstK(2), "max_doc_len": 40}, "a", text_of(95), {"max_doc_len=40": 55, FIRST_TWO: 10}),
         ({"repeat_tokens": 3}, "a", TITLED, {"repeat_tokens=3": 4}),

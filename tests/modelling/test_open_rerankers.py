@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.templates import TEMPLATES
@@ -48,8 +49,9 @@ def ctxl(model, tokenizer, query, texts, instruction=""):
 
 
 def zerank(model, tokenizer, query, texts, instruction=""):
-    """`modeling_zeranker.py`: the query as the system's message; the logit of "Yes" is divided by 5."""
-    chats = [[{"role": "system", "content": query}, {"role": "user", "content": text}] for text in texts]
+    """`modeling_zeranker.py`: query, as the system's message, and text are stripped; "Yes" is divided by 5."""
+    system = {"role": "system", "content": query.strip()}
+    chats = [[system, {"role": "user", "content": text.strip()}] for text in texts]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     return last_logits(model, tokenizer(prompts)["input_ids"])[:, encode(tokenizer, "Yes")[0]] / 5
 
@@ -80,12 +82,12 @@ def mxbai(model, tokenizer, query, texts, instruction=""):
 
 
 FAMILIES = {
-    "ctxl-rerank-v2": (ctxl, "qwen3", " "),
-    "zerank-2": (zerank, "qwen3", ""),
-    "qwen3-reranker": (qwen3, "qwen3", " "),
-    "mxbai-rerank-v2": (mxbai, "qwen3", " "),
+    "ctxl-rerank-v2": (ctxl, "qwen3"),
+    "zerank-2": (zerank, "qwen3"),
+    "qwen3-reranker": (qwen3, "qwen3"),
+    "mxbai-rerank-v2": (mxbai, "qwen3"),
 }
-"""Published arithmetic, architecture, and the space before the text in the prompt."""
+"""Published arithmetic and architecture."""
 
 INSTRUCTED = [name for name in FAMILIES if TEMPLATES[name].takes_instruction]
 
@@ -98,13 +100,11 @@ def loaded(name, folder):
 
 def published(name, model, tokenizer, results):
     """The published scores of the windows of each row, which explanations locate."""
-    score, _, lead = FAMILIES[name]
+    score, _ = FAMILIES[name]
     titled = results.attrs.get("titled")
     rows = []
     for row in results.itertuples():
         windows = [row.text[start:end].strip() for start, end in row.window_spans]
-        if not lead and not titled:  # only the first window begins without the space before its first word
-            windows = [windows[0], *(f" {window}" for window in windows[1:])]
         if titled:
             windows = [f"{row.title}\n{window}" for window in windows]
         rows.append(score(model, tokenizer, row.query, windows, results.attrs.get("instruction", "")).numpy())
@@ -141,6 +141,15 @@ def test_windows_have_the_published_scores(name, instruction, titled, tmp_path):
         )
     again = reloaded(reranker, tmp_path / "saved")
     np.testing.assert_allclose(scores(again, FRAME), expected, atol=1e-5)
+
+
+def test_zerank_reads_query_and_text_without_the_white_space_around_them(tmp_path):
+    model, folder, tokenizer = loaded("zerank-2", tmp_path / "model")
+    reranker = ld.FirstP(folder, template="zerank-2", max_query_len=12, device="cpu")
+    spaced = tiny.frame([" old dog\n"], [f"\n\n{SHORT} ", " "])
+    expected = zerank(model, tokenizer, "old dog", [SHORT, ""])
+    np.testing.assert_allclose(scores(reranker, spaced), expected, atol=1e-5)
+    np.testing.assert_allclose(scores(reloaded(reranker, tmp_path / "saved"), spaced), expected, atol=1e-5)
 
 
 # Instructions of queries.
@@ -317,6 +326,30 @@ def test_the_name_of_a_known_checkpoint_suffices(name, copied, tmp_path, monkeyp
     expected = scores(ld.FirstP(path, template=KNOWN[name], device="cpu", max_query_len=12), FRAME)
     assert np.array_equal(scores(reranker, FRAME), expected)
     assert np.array_equal(scores(reloaded(reranker, tmp_path / "saved"), FRAME), expected)
+
+
+def test_the_longest_input_is_that_of_the_card(tmp_path):
+    *_, folder = nemotron(tmp_path / "model", max_position_embeddings=131_072)
+    assert ld.MaxP(folder, template="nemotron-rerank", **READING).model.backbone.longest_input == 131_072
+    tiny.change(tmp_path / "model" / "config.json", _name_or_path="nvidia/llama-nemotron-rerank-1b-v2")
+    known = ld.LongP(folder, device="cpu")
+    for model in (known, reloaded(known, tmp_path / "saved")):
+        assert (model.model.backbone.longest_input, model.model.reader.longest) == (8192, 8192)
+
+
+def test_rerankers_with_another_way_of_reading_are_refused(tmp_path):
+    *_, unnamed = nemotron(tmp_path / "nemotron")
+    with pytest.raises(ValueError, match=r"template=.*nemotron-rerank"):
+        _ = ld.MaxP(unnamed, **READING).model
+    v3, v35 = (tiny_long.list_encoder(tmp_path / name) for name in ("jina-reranker-v3", "jina-reranker-v3.5"))
+    with pytest.raises(ValueError, match=r"ld\.ListReranker"):
+        _ = ld.MaxP(v3, **READING).model
+    assert ld.ListReranker(v3, max_query_len=12, max_doc_len=64, device="cpu").model.origin == "checkpoint"
+    with pytest.raises(ValueError, match=r"v3\.5.* is not supported"):
+        _ = ld.ListReranker(v35, device="cpu").model
+    AutoConfig.for_model("qwen3_vl").save_pretrained(tmp_path / "vision")
+    with pytest.raises(ValueError, match=r"qwen3_vl.*images"):
+        _ = ld.MaxP(tmp_path / "vision", **READING).model
 
 
 # Training, truncation, other heads.

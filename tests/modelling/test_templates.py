@@ -427,10 +427,11 @@ def test_answers_stored_by_sentence_transformers_are_compared(one, tmp_path):
         ("qwen3", 1, None, "'qwen3-reranker' for Qwen3-Reranker"),
         ("qwen3", 1, CHAT, "Qwen3ForSequenceClassification"),
         ("llama", 1, CHAT, "template="),
+        ("llama", 1, None, "LlamaForSequenceClassification"),  # whose tokenizer has a layout of two texts
         ("qwen3", None, CHAT, "'yes-no' to ask a chat model"),
         ("llama", None, CHAT, "LlamaForCausalLM"),
         ("qwen3", None, ROLES.replace("query: ", "").split("document")[0] + "'document'", "must hold"),
-        ("t5", None, None, "'monot5' for monoT5"),
+        ("t5", None, None, "'monot5' for monoT5, which answers true or false .*mT5 answer yes or no"),
     ],
 )
 def test_language_models_without_a_known_template_are_refused(family, labels, chat, message, tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
@@ -89,6 +90,14 @@ def test_a_message_does_not_repeat_a_long_value():
     with pytest.raises(ValueError, match=r"pt\.apply\.text") as caught:
         ld.MaxP("any/model", text_loader={str(number): "text " * 100 for number in range(1000)})
     assert len(str(caught.value)) < 1500
+
+
+def test_options_of_heads_are_checked_without_gpus_and_without_random_weights(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: pytest.fail("looked for GPUs"))
+    before = torch.get_rng_state()
+    for cls in (ld.KMaxP, ld.Birch, ld.NeuralModel1):
+        assert cls("any/model")._model is None
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])

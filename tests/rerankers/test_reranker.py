@@ -299,14 +299,15 @@ def test_without_max_query_len_a_query_uses_all_tokens_that_fit(name, results):
 
 
 def test_queries_get_the_tokens_that_windows_leave(results):
-    for name, changes, room, size in [
-        ("MaxP", {}, 105, 20),  # 128 - 3 - 20
-        ("MaxP", {"window_size": 100}, 25, 100),
-        ("AvgP", {"window_size": None}, 31, 94),
-        ("LongP", {}, 31, 94),
-        ("LongP", {"max_doc_len": 60}, 65, 60),
-        ("Birch", {}, 31, 94),
-        ("BiEncoder-max", {}, 126, 20),  # read apart
+    longest, apart = "the maximum input length of the backbone leaves", "the checkpoint's maximum query length of 126"
+    for name, changes, room, size, cause in [
+        ("MaxP", {}, 105, 20, "window_size=20 leaves"),  # 128 - 3 - 20
+        ("MaxP", {"window_size": 100}, 25, 100, "window_size=100 leaves"),
+        ("AvgP", {"window_size": None}, 31, 94, "window_size=94 leaves"),
+        ("LongP", {}, 31, 94, longest),
+        ("LongP", {"max_doc_len": 60}, 65, 60, longest),
+        ("Birch", {}, 31, 94, longest),
+        ("BiEncoder-max", {}, 126, 20, apart),  # read apart
     ]:
         model = make(name, max_query_len=None, **changes)
         reader = model.model.reader
@@ -315,7 +316,7 @@ def test_queries_get_the_tokens_that_windows_leave(results):
             asked = results.iloc[[1]].assign(query="dog " * length)
             told = told_of(ld.TruncationWarning, lambda model=model, asked=asked: model(asked))
             assert model.coverage.queries_truncated == len(told) == length - room
-        cause = f"the checkpoint's maximum query length of {room}"
+        cause = cause if cause == apart else f"the {room} tokens that {cause} for a query"
         assert model.coverage.truncated == {cause: 1}
         assert f"by {cause}" in told[0]
 

@@ -72,7 +72,8 @@ class Backbone:
     @property
     def longest_input(self) -> int | None:
         """The maximum number of tokens of an input, special tokens included; None for no limit."""
-        positions = getattr(self.model.config, "max_position_embeddings", None)
+        config = self.model.config
+        positions = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
         if positions is None or positions <= 0:
             return None
         return self.rules.longest(int(positions) - (self.first_position or 0))

@@ -28,7 +28,7 @@ from ...common.hub import find_file, reachable, refuse_pointer
 from ...common.language import check_tokenizer, load_tokenizer
 from ...common.packaged import encoder_folder
 from ..devices import in_own_memory
-from ..templates import TEMPLATES, Template, names_roles, template_of_checkpoint, template_of_roles
+from ..templates import TEMPLATES, Template, known_checkpoint, names_roles, template_of_roles
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import quiet, use_attention
 from .backbone import Backbone
@@ -57,6 +57,8 @@ DEFAULT_BACKBONE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 
 SAVED_FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
+
+_MONO_T5 = "'monot5' for monoT5, which answers true or false (rankers of mT5 answer yes or no: give a Template)"
 
 
 def load_backbone(
@@ -102,13 +104,24 @@ def load_backbone(
     _check_options(family_of(config), options, template, has_code="auto_map" in config_json)
     if config.is_encoder_decoder:
         _check_encoder_decoder(name, family_of(config), template, pairs=pairs and pooling is None)
+    if not hasattr(config, "hidden_size"):
+        raise ValueError(
+            f"checkpoint {name!r} ({config.model_type}) reads more than text, such as images: here only models of text "
+            f"alone can be used"
+        )
+    if pairs and "JinaForRanking" in (config.architectures or ()):
+        raise ValueError(
+            f"checkpoint {given!r} reads the documents of a query together: use ld.ListReranker({given!r})"
+        )
     _set_options(config, options)
     files = _files_for_pairs(name) if pairs else None
     tokenizer = load_fast_tokenizer(name, trust_remote_code=trust_remote_code, untyped=layout == "llama_bidirec")
     check_lower_case(name, tokenizer)
     prompt = ""
     if pairs:
-        known = template_of_checkpoint(given, config_json.get("_name_or_path") or "")
+        known, longest = known_checkpoint(given, config_json.get("_name_or_path") or "")
+        if longest is not None:
+            config.longest_input = min(longest, config.max_position_embeddings)
         template = _template(config, tokenizer, files, template, known)
         prompt = "" if files is None or template is not None else files.prompt
     loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -214,7 +227,7 @@ def _check_encoder_decoder(name: str, family: Family, template: Template | None,
         known = ", ".join(row.name for row in FAMILIES.values() if row.kind == family.kind)
         raise ValueError(
             f"checkpoint {name!r} ({family.name}) is an encoder-decoder: only {known} can score a query and a text, by "
-            f"their answer. Use a template with answers, such as 'monot5', and omit pooling"
+            f"their answer. Use a template with answers, such as {_MONO_T5}, and omit pooling"
         )
 
 
@@ -274,15 +287,15 @@ def _template(
     elif known is not None:
         return known
     else:
-        certain = family.kind != "encoder-decoder" and tokenizer.chat_template is None
-        certain = certain and (separates or not is_classifier(config))
+        # A trained head was trained with a prompt, whatever the tokenizer puts between two texts.
+        certain = family.kind != "encoder-decoder" and tokenizer.chat_template is None and not is_classifier(config)
         guess = None if separates else TEMPLATES["plain"]
     if not certain:
         kind = (config.architectures or [config.model_type])[0]
         raise ValueError(
             f"the checkpoint does not specify the prompt of this {kind}: set template= to one of the "
-            f"templates {', '.join(TEMPLATES)} ('monot5' for monoT5, 'qwen3-reranker' for Qwen3-Reranker and its "
-            f"conversions, 'yes-no' to ask a chat model, 'plain' to train one), or ld.Template('query: {{query}} "
+            f"templates {', '.join(TEMPLATES)} ({_MONO_T5}, 'qwen3-reranker' for Qwen3-Reranker and its conversions, "
+            f"'yes-no' to ask a chat model, 'plain' to train one), or ld.Template('query: {{query}} "
             f"text: {{text}}', answers=('yes', 'no'))"
         )
     return guess
@@ -436,4 +449,8 @@ def checkpoint_config(name: str) -> dict[str, Any]:
     if config.get("format") == SAVED_FORMAT:
         cure = f"restore it with {config['class']}.load({name!r})"
         raise ValueError(f"{name!r} holds a model saved by this package: {cure}")
+    if "jina-reranker-v3.5" in f"{name} {config.get('_name_or_path')}".lower():
+        raise ValueError(
+            f"checkpoint {name!r} is not supported: its prompt and its projection are not those of jina-reranker-v3"
+        )
     return config

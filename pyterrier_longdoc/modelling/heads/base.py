@@ -92,8 +92,12 @@ class Head(nn.Module):
 
         They do if the checkpoint has the last layer, and if all other weights are `neutral`.
         """
-        known = all(name.partition(".")[0] in ("final", *self.neutral) for name, _ in self.named_parameters())
-        return known and self._has_final_of(start)
+        return not self.unknown_weights() and self._has_final_of(start)
+
+    def unknown_weights(self) -> list[str]:
+        """Return the names of weights that neither the checkpoint has nor `neutral` lists."""
+        names = dict.fromkeys(name.partition(".")[0] for name, _ in self.named_parameters())
+        return [name for name in names if name not in ("final", *self.neutral)]
 
     def warm_start(self, start: WarmStart) -> None:
         """Copy the matching weights of the backbone's checkpoint: the last layer.
