@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "rerankers.cross_encoder": ["CrossEncoder", "UntrainedWarning"],
-    "rerankers.reranker": ["PrecisionWarning"],
+    "rerankers.reranker": ["PrecisionWarning", "Reranker"],
     "rerankers.models": [
         "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "CEDR",
         "NeuralModel1", "LongP",

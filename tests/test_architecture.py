@@ -81,6 +81,30 @@ def test_public_classes_and_functions_have_docstrings_that_say_more_than_their_n
     assert silent == []
 
 
+@pytest.mark.parametrize("name", WITH_PUBLIC_NAMES)
+def test_docstrings_describe_every_argument_and_no_other(name):
+    """Arguments in `Args:`; the fields of data also in `Attributes:`."""
+    wrong = {}
+    for public in module(name).__all__:
+        value = getattr(module(name), public)
+        is_protocol = getattr(value, "_is_protocol", False)
+        if not callable(value) or is_protocol or (inspect.isclass(value) and issubclass(value, Exception)):
+            continue
+        arguments = set(inspect.signature(value).parameters)
+        described = entries(value, "Args")
+        missing = arguments - described - entries(value, "Attributes")
+        if missing or described - arguments:
+            wrong[public] = (missing, described - arguments)
+    assert wrong == {}
+
+
+def entries(value: object, section: str) -> set[str]:
+    """The names with an entry in a section of a docstring."""
+    doc = inspect.cleandoc(value.__doc__ or "")
+    lines = "".join(re.findall(rf"^{section}:\n((?: .*\n?)+)", doc, re.MULTILINE))
+    return set(re.findall(r"^    \**(\w+): \S", lines, re.MULTILINE))
+
+
 def words(text: str) -> set[str]:
     """The words of a text, also those of names in snake and camel case."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", text)}

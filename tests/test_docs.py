@@ -29,6 +29,9 @@ def test_pages_build_without_a_warning_and_describe_every_name(tmp_path):
         described = [name for name in listed if page.find(id=name).find_next_sibling("dd").get_text(strip=True)]
         assert described == listed
         assert not page.find_all("cite"), f"{source.name} has autodoc entries, but does not begin with a default role"
+        if source.stem == "reading":
+            methods = ("rank", "transform", "fit", "save", "load", "export", "push_to_hub", "citation")
+            assert [each for each in methods if not page.find(id=f"pyterrier_longdoc.CrossEncoder.{each}")] == []
 
 
 ONLY_ON_THE_SITE = r"auto\w+|currentmodule|default-role|how-to|image|related|schematic|seealso|toctree"

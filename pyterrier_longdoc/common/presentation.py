@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import textwrap
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import pyterrier as pt
 
+from .arguments import Without
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -52,8 +55,49 @@ def _in_short(value: Any) -> str:
     return described(str(value) if isinstance(value, Path) else value)
 
 
+_FIRST = (
+    "backbone", "window_size", "size", "stride", "max_doc_len", "max_query_len", "text_field", "text_loader",
+    "batch_size", "device", "dtype", "verbose", "training",
+)  # fmt: skip
+"""The arguments that most people set, which come first."""
+
+
+def _entries(doc: str) -> dict[str, str]:
+    """Return the entries of the section `Args:`, by the name of the argument."""
+    entries: dict[str, str] = {}
+    name = ""
+    for line in textwrap.dedent(doc.partition("\nArgs:\n")[2].partition("\n\n")[0]).splitlines():
+        if name and line.startswith(" "):
+            entries[name] += f"\n{line}"
+        else:
+            name = line.partition(":")[0].partition("(")[0].strip()
+            entries[name] = line
+    return entries
+
+
 class ReprMixin:
-    """Base class of dataclasses with a repr of the fields that differ from their defaults."""
+    """Base class of dataclasses with a repr of the fields that differ from their defaults.
+
+    Their docstrings also describe inherited arguments, unless they have entries of their own for them.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        doc = inspect.cleandoc(cls.__doc__ or "")  # none with -OO
+        own = _entries(doc)
+        entries = dict(own)
+        for base in filter(is_dataclass, cls.__bases__):
+            for name, entry in _entries(inspect.getdoc(base) or "").items():
+                if not isinstance(inspect.getattr_static(cls, name, None), Without):
+                    entries.setdefault(name, entry)
+        if not doc or len(entries) == len(own) or "__init__" in vars(cls):
+            return
+        before, _, section = doc.partition("\nArgs:\n")
+        places = {name: place for place, name in enumerate(_FIRST)}
+        ordered = sorted(entries, key=lambda name: places.get(name, len(places)))
+        arguments = textwrap.indent("\n".join(entries[name] for name in ordered), "    ")
+        parts = (before.strip(), section.partition("\n\n")[2].strip(), f"Args:\n{arguments}")
+        cls.__doc__ = "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"

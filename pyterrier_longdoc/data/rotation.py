@@ -21,6 +21,10 @@ def rotate(text: str, rng: random.Random) -> str:
 
     Splits at the start of the text and at the start of each word are equally likely.
 
+    Args:
+        text: the text; white space at its end is dropped.
+        rng: chooses the word.
+
     Example:
         >>> rotate("one two three", random.Random(0))
         'two three one '

@@ -26,8 +26,6 @@ class BiEncoder(Reranker):
     several aggregations take the memory and the time of one. Changes of weights through `.data` are not detected (use
     `torch.no_grad()`).
 
-    Inherited arguments: `Reranker`.
-
     Args:
         backbone: a Hugging Face encoder that was trained to embed texts, or a folder.
         aggregation: the similarity of the `"first"` window, or the `"max"` or `"avg"` of all windows' similarities.

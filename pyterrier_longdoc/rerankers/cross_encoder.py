@@ -63,8 +63,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     Args:
         backbone: a Hugging Face model name or a folder, with a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
             DeBERTa, DistilBERT, ModernBERT and more) or with a plain encoder, which requires `fit`. Models that
-            aggregate scores also take a `PairScorer`. Default: a public MS MARCO passage
-            cross-encoder.
+            aggregate scores also take a `PairScorer`. Default: a public MS MARCO passage cross-encoder.
         pooling: how the last layer's states become the vector of a window: `"cls"` (the first token's state), `"mean"`
             (over all tokens, including the query and special tokens) or `"last"` (the last token's state). This drops
             the classification head of a cross-encoder, so the model must be trained. None uses the checkpoint's own

@@ -47,8 +47,6 @@ class ListReranker(CrossEncoder):
 
     The weights of jina-reranker-v3 are licensed under CC BY-NC 4.0, which excludes commercial use.
 
-    Inherited arguments: `CrossEncoder` and `Reranker`.
-
     Args:
         backbone: `"jinaai/jina-reranker-v3"` or a checkpoint of the same kind, without its remote code; or any other
             language model that reads from left to right (Qwen3, Llama, ...), which gets two marker tokens and a random

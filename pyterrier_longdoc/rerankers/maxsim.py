@@ -30,8 +30,6 @@ class MaxSim(SeparateReranker):
     Windows are encoded without the query, and their vectors are cached for all queries. The checkpoint's own prompts or
     marker tokens, query expansion, skip list, projection, normalization and lengths apply.
 
-    Inherited arguments: `SeparateReranker`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
-
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers, PyLate or Stanford's ColBERT; any other
             encoder gets a random projection to 128 features and must be trained.
@@ -43,7 +41,9 @@ class MaxSim(SeparateReranker):
             still fills up short queries to the checkpoint's length.
         token_pooling: how many similar tokens share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's
             value.
-        cached_bytes: as in `SeparateReranker`; with 128 features, a token takes 512 bytes.
+        cached_bytes: the maximum memory in bytes for cached windows and the tokens of their texts. With 128 features,
+            a token takes 512 bytes. What is cached is computed again when weights change, except through `.data` (use
+            `torch.no_grad()`).
         training: the recipe for `fit`; None for `TrainingArgs()` with learning rates of 1e-5, and 1e-4 for the
             projection.
 

@@ -39,8 +39,6 @@ class FirstP(CrossEncoder):
 
     If the backbone is a cross-encoder, the scores are those of the cross-encoder. The baseline in Boytsov et al. 2025.
 
-    Inherited arguments: `CrossEncoder` and `Reranker`.
-
     Args:
         window_size: tokens of the window; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
@@ -92,8 +90,6 @@ class MaxP(SlidingReranker):
 
     By default, windows of 150 tokens with a stride of 100, as in Boytsov et al. 2025.
 
-    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
-
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxP("cross-encoder/ms-marco-electra-base")`
     """
@@ -108,8 +104,6 @@ class SumP(MaxP):
 
     `score = sum_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
-    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
-
     Example:
         `bm25 >> dataset.text_loader() >> ld.SumP()`
     """
@@ -122,8 +116,6 @@ class KMaxP(MaxP):
     """Scores a document by the mean or a weighted sum of its `k` best windows' scores; windows as in `MaxP`.
 
     `score = sum_i weights_i f(query, w_(i))`, over the windows sorted by score.
-
-    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         k: the number of windows.
@@ -154,8 +146,6 @@ class SoftMaxP(MaxP):
 
     `score = t log(mean_i exp(f(query, w_i) / t))` lies between `MaxP` and `AvgP` over the same windows.
 
-    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
-
     Args:
         temperature: t. Near 0, only the best window counts; for large values, all windows count the same. At 1, a
             window whose logit is 1 lower has about a third of the weight.
@@ -181,8 +171,6 @@ class Birch(KMaxP):
 
     The first-stage score is the `score` column of the input. The paper tunes `a` and `weights` by grid search; use
     `pt.GridSearch`. There are no `window_size` and `stride`, because windows are sentences.
-
-    Inherited arguments: `KMaxP`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         first_stage_weight: `a`, between 0 and 1.
@@ -232,8 +220,6 @@ class AvgP(CrossEncoder):
 
     `score = mean_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
 
-    Inherited arguments: `CrossEncoder` and `Reranker`.
-
     Args:
         window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or less if the backbone cannot take as many.
 
@@ -261,8 +247,6 @@ class PARADE(SlidingReranker):
     """Aggregates window vectors into a document vector, which it scores (Li et al.; Boytsov et al. 2025).
 
     `score = u · aggregate_w [CLS]_w`, over the windows `w` of the document.
-
-    Inherited arguments: `SlidingReranker`, `CrossEncoder` and `Reranker`.
 
     Args:
         aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. With a cross-encoder as backbone, the first three
@@ -326,8 +310,8 @@ class SeparateReranker(SlidingReranker):
     """Base of the models that encode queries and windows separately and cache the states of windows.
 
     Args:
-        cached_bytes: the maximum memory for cached windows and the tokens of their texts. What is cached is computed
-            again when weights change, except through `.data` (use `torch.no_grad()`).
+        cached_bytes: the maximum memory in bytes for cached windows and the tokens of their texts. What is cached is
+            computed again when weights change, except through `.data` (use `torch.no_grad()`).
     """
 
     _: KW_ONLY
@@ -358,14 +342,13 @@ class LateIR(SeparateReranker):
     The states of windows do not depend on the query and are cached. Scoring a document for another query only takes the
     interaction and the aggregation. Must be trained.
 
-    Inherited arguments: `SeparateReranker`, `SlidingReranker`, `CrossEncoder` and `Reranker`.
-
     Args:
         backbone: encodes queries and windows separately. BERT-base in Boytsov et al. 2025.
         interaction: the transformer over the states of a query and a window.
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two random layers.
-        cached_bytes: as in `SeparateReranker`; with the default models and windows, each token of a document takes
-            about 3 KB.
+        cached_bytes: the maximum memory in bytes for cached windows and the tokens of their texts. With the default
+            models and windows, each token of a document takes about 3 KB. What is cached is computed again when
+            weights change, except through `.data` (use `torch.no_grad()`).
         stride: 75, with windows of 150, in Boytsov et al. 2025.
         training: the recipe for `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 also for
             the aggregator, as in Boytsov et al. 2025.
@@ -411,8 +394,6 @@ class CEDR(AvgP):
     `AvgP`; the others must be trained. The paper trains the plain ranker first:
     `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
-    Inherited arguments: `AvgP`, `CrossEncoder` and `Reranker`.
-
     Args:
         aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
             matches).
@@ -448,8 +429,6 @@ class NeuralModel1(AvgP):
     `score = sum_q log((1 - smoothing) * mean_t T(q | t) + smoothing * background)`, over tokens.
 
     Documents are divided into disjoint chunks as in `AvgP`. Must be trained.
-
-    Inherited arguments: `AvgP`, `CrossEncoder` and `Reranker`.
 
     Args:
         smoothing: the weight of the background model.
@@ -493,8 +472,6 @@ class LongP(CrossEncoder):
 
     To compare it with FirstP on the same backbone, use `LongP(backbone, max_doc_len=477)` and `max_doc_len=1431`.
     Documents that exceed the backbone's maximum input length are truncated, with a warning and an entry in `coverage`.
-
-    Inherited arguments: `CrossEncoder` and `Reranker`.
 
     Args:
         backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or another encoder, plain or as a cross-encoder;

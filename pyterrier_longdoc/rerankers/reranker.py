@@ -69,31 +69,33 @@ class Reranker(NotebookMixin, pt.Transformer):
     takes effect at the next `transform`.
 
     Args:
-        windows: the window rule, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
-        max_windows: the maximum number of windows per document; None keeps all.
-        selection: which windows to keep: `"first"` or `"first_last_random"` (as in PARADE).
-        preselect: scores only the windows that a cheaper method ranks highest for the query, e.g. `BM25Windows(3)`: a
-            `FirstK`, `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. It selects from the windows that
-            `max_windows` keeps, also in `fit`. None scores all windows.
+        backbone: a Hugging Face model name or a folder.
         max_doc_len: truncates documents to this many tokens; None does not truncate. 1,431 in Boytsov et al. 2025.
         max_query_len: truncates queries to this many tokens; 32 in Boytsov et al. 2025. With None, a query can fill the
             part of the backbone's maximum input length that a window of a given size leaves, or a quarter of it if
             windows have no given size (`window_size=None`, `LongP`). None requires the layout `"pair"`.
         text_field: the text column, or a tuple of columns that are joined by a space.
+        text_loader: supplies the text if the column is absent: a text loader, or a dataset or index with one.
+        batch_size: the maximum number of windows in a batch.
+        device: `"cuda"`, `"cuda:1"`, `"cpu"`, ...; None for a GPU if there is one.
+        dtype: the precision of the backbone in inference: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` on
+            this device. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU with
+            native support. Scores in bfloat16 differ in the third digit. `coverage.dtype` reports the precision.
+        verbose: show progress bars; `fit` also reports its training queries and where it resumes.
+        windows: a window rule with sizes of its own, e.g. `SlidingWords(150, 100)`; None for the model's own windows.
+        max_windows: the maximum number of windows per document; None keeps all.
+        selection: which windows to keep: `"first"` or `"first_last_random"` (as in PARADE).
+        preselect: scores only the windows that a cheaper method ranks highest for the query, e.g. `BM25Windows(3)`: a
+            `FirstK`, `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. It selects from the windows that
+            `max_windows` keeps, also in `fit`. None scores all windows.
         repeat: the columns of `text_field` that are prepended to every window, such as the title:
             `text_field=("title", "body"), repeat="title"`. Each column takes one line. With None, all columns are
             joined before windowing, so only the first windows contain the title.
         repeat_tokens: the maximum number of tokens of `repeat`; longer titles are truncated. These tokens do not count
             towards `window_size` and `max_doc_len`. Every window reserves room for them, so that the windows of a
             document do not depend on its title.
-        text_loader: supplies the text if the column is absent: a text loader, or a dataset or index with one.
-        batch_size: the maximum number of windows in a batch.
         max_batch_tokens: the maximum number of tokens in a batch, padding included; None for 16,384 on a GPU and 2,048
             on a CPU. A batch that does not fit into a GPU's memory is halved once; lower this if that is not enough.
-        device: `"cuda"`, `"cuda:1"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: the precision of the backbone in inference: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` on
-            this device. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU with
-            native support. Scores in bfloat16 differ in the third digit. `coverage.dtype` reports the precision.
         runtime: the library that computes the backbone in inference: `"torch"`, or `"openvino"` on a CPU. None uses
             OpenVINO on an x86-64 CPU if it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or ModernBERT
             with at least 5 million weights, in a precision in which the CPU is fast. The first call after a change of
@@ -106,7 +108,6 @@ class Reranker(NotebookMixin, pt.Transformer):
             None for models without), `window_tokenizer` (the tokenizer's name; "" for words), `window_field` (the
             text columns without `repeat`) and `window_digest` (a fingerprint of the text).
         trust_remote_code: run modelling code from the backbone's checkpoint.
-        verbose: show progress bars; `fit` also reports its training queries and where it resumes.
         seed: for random initial weights, for the choice of windows and, if the recipe has no seed, for the training.
 
     Attributes:

@@ -30,6 +30,14 @@ _SWITCH = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 class Distributed(NotebookMixin, pt.Transformer):
     """A model whose queries are divided among the workers of Ray; see `ld.distributed`.
 
+    Args:
+        model: a transformer, of which every worker gets a copy.
+        workers: the number of workers.
+        cpus_per_worker: the number of CPUs that Ray reserves for each.
+        gpus_per_worker: the number of GPUs of each, which can be a part of one, such as 0.5; None for one if the
+            cluster has GPUs.
+        verbose: show a progress bar.
+
     Attributes:
         coverage: how much of the text the last `transform` read, summed over all blocks; None before.
     """

@@ -168,7 +168,9 @@ def fit_on_best_segments(
 def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     """Return the share of selected segments that contain the known relevant passage (P@1, Table 2); NaN without any.
 
-    Both frames have `qid, docno, start, end`: the characters of a segment or a passage.
+    Args:
+        selected: `qid, docno, start, end`, with the characters of the selected segment of a document.
+        gold: `qid, docno, start, end`, with the characters of the known relevant passage.
     """
     passages, segments = _spans_by_pair(gold), _spans_by_pair(selected)
     hits = [a <= passages[key][0] and passages[key][1] <= b for key, (a, b) in segments.items() if key in passages]

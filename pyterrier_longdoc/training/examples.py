@@ -48,6 +48,8 @@ class QueryGroup:
     """A training query with its candidates, best ranked first; texts are read when they are needed.
 
     Attributes:
+        qid: the id of the query.
+        query: the query, with its instruction if it has one of its own.
         rows: `(C,)`, the rows of the candidates in the run, from 0.
         labels: `(C,)`, at least 1 for relevant candidates (higher is better) and 0 for all others.
         targets: `(C,)`, the scores of the teacher, or None.
@@ -72,7 +74,16 @@ class QueryGroup:
 
 @dataclass(frozen=True)
 class Example:
-    """The candidates of a query for one loss; labels, targets and rows are as in `QueryGroup`."""
+    """The candidates of a query for one loss: a few of those of a `QueryGroup`.
+
+    Attributes:
+        qid: the id of the query.
+        query: the query, with its instruction if it has one of its own.
+        texts: the texts of C candidates.
+        labels: C labels, at least 1 for relevant candidates (higher is better) and 0 for all others.
+        targets: C scores of the teacher, or None.
+        rows: the C rows of the candidates in the run, from 0.
+    """
 
     qid: str
     query: Question
@@ -186,9 +197,15 @@ def make_groups(
     args: TrainingArgs | None = None,
     queries: Callable[[pd.DataFrame], Sequence[Question]] = query_strings,
 ) -> list[QueryGroup]:
-    """Return the queries with a positive and a negative among the candidates, which need no text.
+    """Return the queries with a positive and a negative among the candidates.
 
     To include judged documents that were not retrieved, use `add_judged` first.
+
+    Args:
+        results: the candidates: `qid, query, docno`, and `score` or `rank`; they need no text.
+        qrels: `qid, docno, label`.
+        args: the recipe, which says what is positive and what can be sampled; None for `TrainingArgs()`.
+        queries: returns the queries of rows of such a frame.
     """
     return _groups_and_counts(results, qrels, args or TrainingArgs(), queries)[0]
 

@@ -31,7 +31,11 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
 
 
 def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return the entries of `train` as a table, without empty columns."""
+    """Return the entries of `train` as a table, without empty columns.
+
+    Args:
+        entries: the rows, with `epoch`, `step`, `loss` and so on, as `train` adds them to its `history`.
+    """
     names = {name for entry in entries for name in entry}
     rates = sorted(name for name in names if name.startswith("learning_rate"))
     last = [name for name in ("documents_per_second", "validation") if name in names]
@@ -39,7 +43,12 @@ def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
-    """Plot the loss and validation of a reranker's `history`; return the axes (default: of a new figure)."""
+    """Plot the loss and validation of a training; return the axes.
+
+    Args:
+        history: the `history` of a reranker after `fit`.
+        ax: the axes of matplotlib to draw on; None for those of a new figure.
+    """
     if not len(history):
         raise ValueError("history is empty: fit the model first")
     ax = ax or new_axes()

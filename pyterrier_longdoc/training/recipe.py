@@ -54,8 +54,6 @@ class TrainingArgs(ReprMixin):
     `TrainingArgs.preset(name)` returns the recipes of the papers; `"boytsov2025"` also has the sampling and the
     learning rate decay per epoch of that paper.
 
-    Objective and length:
-
     Args:
         epochs: the number of passes over the queries.
         max_steps: the maximum number of optimiser steps; None for all epochs.
@@ -63,10 +61,6 @@ class TrainingArgs(ReprMixin):
         margin: the margin of margin losses, `max(0, margin - s+ + s-)`.
         alpha: the weight of the labels relative to the teacher in the `"distillation"` loss; 0.75 in PARADE.
         reduction: the `"sum"` or `"mean"` of the losses over the queries of a step.
-
-    Sampling of candidates:
-
-    Args:
         sampling: `"pairs"`: one positive and `negatives` negatives per epoch and query; `"pointwise"`: each candidate
             separately, once per epoch (PARADE); `"listwise"`: up to `1 + negatives` candidates of any label per epoch
             and query, including a positive.
@@ -81,10 +75,6 @@ class TrainingArgs(ReprMixin):
         augment: a module-level function `(text, random.Random) -> text` that changes each training text, e.g. a
             rotation.
         teacher_field: the column with the scores of the teacher, for losses that need one.
-
-    Optimization of the weights:
-
-    Args:
         queries_per_step: the number of queries (with `"pointwise"`: documents) per optimiser step.
         queries_per_forward: the number of queries per forward pass; larger values are faster and need more memory.
         learning_rates: learning rates by prefix of the parameter's name. The longest matching prefix counts; `""`
@@ -103,10 +93,6 @@ class TrainingArgs(ReprMixin):
         dtype: the precision of the backbone's computation; weights stay in `"float32"`.
         gradient_checkpointing: recompute activations instead of storing them, for less memory and a third more time.
         lora: train low-rank adapters instead of the backbone.
-
-    Validation and saving:
-
-    Args:
         metric: a measure as in `pt.Experiment`; with validation data, the weights with the highest value are kept.
         validate_steps: validate every `validate_steps` optimiser steps; None after each epoch.
         patience: stop after this many validations without a new best value; None for no early stopping.
@@ -290,6 +276,11 @@ def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
 
 
 def recipes(name: str, **changes: Any) -> tuple[TrainingArgs, ...]:
-    """Return the rounds of a recipe in `PRESETS`, with arguments to change in all of them."""
+    """Return the recipe of a paper: a `TrainingArgs` for each round of training.
+
+    Args:
+        name: a name in `pyterrier_longdoc.training.PRESETS`, e.g. `"boytsov2025"` or `"cedr"`.
+        **changes: arguments of `TrainingArgs` to change in all rounds.
+    """
     check_arguments("str", choices=PRESETS.keys(), name=name)
     return tuple(replace(recipe, **changes) for recipe in PRESETS[name])

@@ -92,6 +92,10 @@ def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str,
     """Return class and arguments of a model, and digests of its validation data.
 
     The name of the checkpoint is left out, because the starting weights are compared.
+
+    Args:
+        model: a reranker of this package.
+        validation: the frames of the validation: candidates and qrels, or None.
     """
     return {
         "class": type(model),

@@ -22,7 +22,7 @@ TRANSFORMERS = [
     for name in ld.__all__
     if isinstance(value := getattr(ld, name), type)
     and issubclass(value, pt.Transformer)
-    and value is not ld.CrossEncoder
+    and value not in (ld.Reranker, ld.CrossEncoder)
 ]
 
 

@@ -17,6 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 project = "pyterrier_longdoc"
 extensions = ["sphinx.ext.autodoc", "sphinx_autodoc_typehints", "sphinx.ext.napoleon"]
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"  # others would have a type and no word
 autodoc_default_options = {"member-order": "bysource"}
 autodoc_inherit_docstrings = False
 autoclass_content = "both"
