@@ -431,7 +431,7 @@ def test_answers_stored_by_sentence_transformers_are_compared(one, tmp_path):
         ("qwen3", None, CHAT, "'yes-no' to ask a chat model"),
         ("llama", None, CHAT, "LlamaForCausalLM"),
         ("qwen3", None, ROLES.replace("query: ", "").split("document")[0] + "'document'", "must hold"),
-        ("t5", None, None, "'monot5' for monoT5, which answers true or false .*mT5 answer yes or no"),
+        ("t5", None, None, "'monot5' for monoT5.*not for rankers of mT5, which answer yes or no"),
     ],
 )
 def test_language_models_without_a_known_template_are_refused(family, labels, chat, message, tmp_path):

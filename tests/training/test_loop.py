@@ -430,7 +430,8 @@ LONG = {"longformer": {"attention_window": 8}, "nomic_bert": {}, "llama": {"atte
 def test_without_dropout_training_computes_what_inference_does(family, tmp_path):
     backbone = tiny.checkpoint(tmp_path / "backbone", family, **LONG.get(family, {}))
     recipe = replace(RECIPE, learning_rates={"": 0.0}, dropout=0.0)
-    scorer = (ld.LongP if family in LONG else ld.FirstP)(backbone, training=recipe).model
+    template = "plain" if family == "llama" else None
+    scorer = (ld.LongP if family in LONG else ld.FirstP)(backbone, template=template, training=recipe).model
     rates = {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
     seen = []
     queries, texts = RUN["query"].tolist(), RUN["text"].tolist()

@@ -58,7 +58,7 @@ DEFAULT_BACKBONE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 SAVED_FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
 
-_MONO_T5 = "'monot5' for monoT5, which answers true or false (rankers of mT5 answer yes or no: give a Template)"
+_MONO_T5 = "'monot5' for monoT5, which answers true or false, but not for rankers of mT5, which answer yes or no"
 
 
 def load_backbone(
