@@ -18,6 +18,7 @@ from ..common.frames import (
     TextField,
     TruncationWarning,
     check_columns,
+    documents,
     field_names,
     integer_labels,
     strings,
@@ -183,7 +184,7 @@ class RelevanceJudge(AsksLLM, NotebookMixin, pt.Transformer):
         queries = strings(inp["query"], "query")
         texts = texts_of(inp, text_columns, self.text_loader) if len(inp) else []
         warn_of_queries(self, queries)
-        warn_of_texts(self, inp, texts)
+        warn_of_texts(self, inp, documents(texts))
         pairs = list(zip(queries, texts, strict=True))
         judgements = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
         rows = pd.DataFrame([judgements[pair] for pair in pairs], index=inp.index, columns=list(JUDGEMENT_COLUMNS))

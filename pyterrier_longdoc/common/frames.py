@@ -28,37 +28,29 @@ class Document:
         return len(self.text)
 
 
-Text = str | Document
-"""A text or a document."""
-
-
-def as_document(text: Text) -> Document:
-    """Convert a text to a document."""
-    return text if isinstance(text, Document) else Document(text)
-
-
 @dataclass(frozen=True, slots=True)
-class Instructed:
-    """A query with an instruction of its own for the model."""
+class Question:
+    """A query, and an instruction of its own for the model; None for that of the model."""
 
     text: str
-    instruction: str
+    instruction: str | None = None
 
 
-Question = str | Instructed
-"""A query, with or without an instruction of its own."""
+def questions(queries: Sequence[str | Question]) -> list[Question]:
+    """Return queries as questions; equal ones share an object."""
+    made = {query: query if isinstance(query, Question) else Question(query) for query in dict.fromkeys(queries)}
+    return [made[query] for query in queries]
 
 
-def words_of_query(query: Question) -> str:
-    """Return the query without its instruction."""
-    return query.text if isinstance(query, Instructed) else query
+def documents(texts: Sequence[str | Document]) -> list[Document]:
+    """Return texts as documents; equal ones share an object."""
+    made = {text: text if isinstance(text, Document) else Document(text) for text in dict.fromkeys(texts)}
+    return [made[text] for text in texts]
 
 
-def is_blank(text: Text | Instructed) -> bool:
-    """Return whether a query, or a text and its title, have no visible character."""
-    if isinstance(text, Document):
-        return not (is_visible(text.text) or is_visible(text.repeated))
-    return not is_visible(words_of_query(text))
+def is_blank(document: Document) -> bool:
+    """Return whether a text and its title have no visible character."""
+    return not (is_visible(document.text) or is_visible(document.repeated))
 
 
 def join_lines(*parts: str) -> str:
@@ -110,14 +102,14 @@ def check_windows(results: pd.DataFrame, text_field: TextField, repeat: TextFiel
         raise ValueError(f"the windows in the results are those of {whose}")
 
 
-def digest_of_text(text: Text) -> str:
+def digest_of_text(text: str) -> str:
     """Return a fingerprint of the text that is split into windows, ignoring white space at its end."""
-    return blake2b(as_document(text).text.rstrip().encode(), digest_size=8).hexdigest()
+    return blake2b(text.rstrip().encode(), digest_size=8).hexdigest()
 
 
 def digest_of_query(query: Question) -> str:
     """Return a fingerprint of the query without its instruction, by which a model recognises its training queries."""
-    return blake2b(words_of_query(query).encode(), digest_size=8).hexdigest()
+    return blake2b(query.text.encode(), digest_size=8).hexdigest()
 
 
 def with_windows_in(results: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:
@@ -216,15 +208,15 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
 
 def documents_of(
     inp: pd.DataFrame, text_field: TextField, repeat: TextField | None, text_loader: Any
-) -> Sequence[Text]:
-    """Return the text of each row, like `texts_of`; with repeated columns, a document with each of them as a line."""
+) -> list[Document]:
+    """Return the document of each row: its text, like `texts_of`, and each repeated column as a line."""
     fields = field_names(text_field)
     if repeat is None:
-        return texts_of(inp, fields, text_loader)
+        return documents(texts_of(inp, fields, text_loader))
     frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     repeated = zip(*(strings(frame[name], name) for name in field_names(repeat)), strict=True)
     texts = texts_of(frame, window_fields(text_field, repeat), None)
-    return [Document(text, join_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
+    return documents([Document(text, join_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)])
 
 
 def first_stage_order(inp: pd.DataFrame, *ties: str) -> np.ndarray:

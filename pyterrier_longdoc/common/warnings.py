@@ -17,16 +17,14 @@ import pandas as pd
 
 from .coverage import Coverage
 from .frames import (
+    Document,
     EmptyTextWarning,
     Question,
     SeenQueriesWarning,
-    Text,
     TruncationWarning,
-    as_document,
     digest_of_query,
     field_names,
     is_from_terrier,
-    words_of_query,
 )
 from .language import counted
 
@@ -78,10 +76,10 @@ def warn_of_queries(transformer: Any, queries: Sequence[str]) -> None:
         warn_once(transformer, f"{type(transformer).__name__} {message}", UserWarning)
 
 
-def warn_of_texts(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) -> None:
+def warn_of_texts(transformer: Any, frame: pd.DataFrame, texts: Sequence[Document]) -> None:
     """Warn about texts truncated by an index and documents with several texts."""
     name = type(transformer).__name__
-    lengths = [len(as_document(text).text) for text in set(texts)]
+    lengths = [len(text.text) for text in set(texts)]
     longest = max(lengths, default=0)
     if longest >= _SHORTEST_CUT and sum(length >= longest - 2 for length in lengths) >= 3:
         is_terriers = "docid" in frame.columns or is_from_terrier(transformer.text_loader)
@@ -90,7 +88,7 @@ def warn_of_texts(transformer: Any, frame: pd.DataFrame, texts: Sequence[Text]) 
             cure = "index with a larger `meta` length, or load them from the dataset"
             message = f"{name}: several texts end at character {longest:,}, probably truncated by the index; {cure}"
             warn_once(transformer, f"{message}. Ignore this if you truncated them.", TruncationWarning)
-    text_of: dict[tuple[Any, Any], Text] = {}
+    text_of: dict[tuple[Any, Any], Document] = {}
     for qid, docno, text in zip(frame["qid"], frame["docno"], texts, strict=True):
         if text_of.setdefault((qid, docno), text) != text:
             problem = f"the document {str(docno)!r} has several rows with different texts for the query {str(qid)!r}"
@@ -106,7 +104,7 @@ def warn_of_seen_queries(transformer: Any, trained: frozenset[str], queries: Seq
     seen = len(trained.intersection(map(digest_of_query, set(queries))))
     if seen:
         transformer.warned.add(SeenQueriesWarning.__name__)  # not the message, whose number differs between calls
-        of_call = counted(len(set(map(words_of_query, queries))), "query", "queries")
+        of_call = counted(len({query.text for query in queries}), "query", "queries")
         what = f"{type(transformer).__name__} was trained on {seen} of the {of_call} of this call"
         warn(f"{what}: evaluate it on others.", SeenQueriesWarning)
 

@@ -16,15 +16,16 @@ from ..common.coverage import Coverage
 from ..common.files import full_name
 from ..common.frames import (
     TextField,
+    documents,
     field_names,
     first_stage_order,
-    is_blank,
     strings,
     texts_of,
     validated,
     with_scores,
 )
 from ..common.key import description
+from ..common.language import is_visible
 from ..common.parallel import in_parallel
 from ..common.presentation import NotebookMixin, changes
 from ..common.progress import work_bar
@@ -157,7 +158,7 @@ class RankGPT(AsksLLM, NotebookMixin, pt.Transformer):
             return with_scores(inp, [])
         queries, texts = strings(inp["query"], "query"), texts_of(inp, columns, self.text_loader)
         warn_of_queries(self, queries)
-        warn_of_texts(self, inp, texts)
+        warn_of_texts(self, inp, documents(texts))
         rankings = self._rankings(inp, texts)
         most = {ranking.qid: self.schedule.estimate(len(ranking.texts)) * max(self.shuffles, 1) for ranking in rankings}
         budget = self._budget(rankings)
@@ -178,7 +179,7 @@ class RankGPT(AsksLLM, NotebookMixin, pt.Transformer):
         self.counts = pd.DataFrame(rows, columns=["qid", *(f"llm_{name}" for name in COUNTS)])
         self._warn_of_failures(self.counts, next((each.failure for each in rankings if each.failure), ""))
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
-        coverage.add_rows(inp["qid"], map(is_blank, queries), map(is_blank, texts))
+        coverage.add_rows(inp["qid"], *([not is_visible(text) for text in column] for column in (queries, texts)))
         warn_of_coverage(self, coverage)
         return with_scores(inp, scores)
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import nn
 
 from ..common.coverage import Coverage
-from ..common.frames import Instructed, Question, Text, join_lines
+from ..common.frames import Document, Question, join_lines
 from ..common.hub import find_file, reachable, refuse_pointer
 from ..common.packaged import encoder_folder
 from .backbones.backbone import Backbone
@@ -56,10 +56,10 @@ _END = f"<query>\n{{query}}{QUERY_MARKER}\n</query><|im_end|>\n<|im_start|>assis
 
 
 @dataclass(frozen=True, slots=True)
-class ListQuery(Instructed):
+class ListQuery(Question):
     """The query of a list; equal words with another qid are another list."""
 
-    qid: str
+    qid: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ def _projection(name: str) -> list[torch.Tensor]:
     return matrices
 
 
-def lists(queries: Sequence[Question], texts: Sequence[Text], **limits: Any) -> Iterator[list[Pair]]:
+def lists(queries: Sequence[Question], texts: Sequence[Document], **limits: Any) -> Iterator[list[Pair]]:
     """Divide a run into the lists of its queries, longest first; documents are in the order of their rows.
 
     Rows of a query with equal texts are one document. Limits of blocks do not apply.
     """
-    rows_of: dict[Question, dict[Text, list[int]]] = {}
+    rows_of: dict[Question, dict[Document, list[int]]] = {}
     for row, (query, text) in enumerate(zip(queries, texts, strict=True)):
         rows_of.setdefault(query, {}).setdefault(text, []).append(row)
     for query, documents in sorted(rows_of.items(), key=lambda item: -sum(map(len, item[1]))):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, PairCoverage, Scored
-from ..common.frames import Question, Text
+from ..common.frames import Document, Question, documents, questions
 from ..common.key import NoKeyError, description
 from ..common.registry import to_config
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
@@ -36,11 +36,13 @@ OnBlock = Callable[[list[list[int]], np.ndarray], None]
 """Called after each block with the rows of each of its P pairs and their `(P,)` scores."""
 
 
-Pair = tuple[Question, Text, list[int]]
+Pair = tuple[Question, Document, list[int]]
 """A distinct query-text pair of a run, and its rows."""
 
 
-def blocks(queries: Sequence[Question], texts: Sequence[Text], *, characters: int, pairs: int) -> Iterator[list[Pair]]:
+def blocks(
+    queries: Sequence[Question], texts: Sequence[Document], *, characters: int, pairs: int
+) -> Iterator[list[Pair]]:
     """Divide the distinct pairs of a run into blocks, longest texts first.
 
     The pairs of a text are neighbours, so that it is tokenized once. Texts of similar length share a block, which needs
@@ -186,7 +188,12 @@ class Model(nn.Module):
     # The walk over a run.
 
     def walk(
-        self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False, bar: Any = None
+        self,
+        queries: Sequence[str | Question],
+        texts: Sequence[str | Document],
+        *,
+        offsets: bool = False,
+        bar: Any = None,
     ) -> Iterator[tuple[list[list[int]], list[PairInputs]]]:
         """Read the distinct pairs of a run in blocks, longest texts first; yield the rows and inputs of each pair.
 
@@ -200,7 +207,7 @@ class Model(nn.Module):
             characters = min(characters, TOKEN_BLOCK_CHARACTERS)
         reader = self.reader
         divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
-        for block in divide(queries, texts, characters=characters, pairs=PAIRS_PER_BLOCK):
+        for block in divide(questions(queries), documents(texts), characters=characters, pairs=PAIRS_PER_BLOCK):
             asked, read = [query for query, _, _ in block], [text for _, text, _ in block]
             yield [rows for _, _, rows in block], self.read(asked, read, offsets=offsets, reader=reader)
             if bar is not None:
@@ -209,8 +216,8 @@ class Model(nn.Module):
     @torch.inference_mode()
     def score(
         self,
-        queries: Sequence[Question],
-        texts: Sequence[Text],
+        queries: Sequence[str | Question],
+        texts: Sequence[str | Document],
         *,
         explain: bool = False,
         bar: Any = None,
@@ -236,7 +243,7 @@ class Model(nn.Module):
         coverage.runtime = self.encoder.computed_in[1]  # torch, if an export has turned out to be wrong
         return Scored(found, coverage, columns).checked()
 
-    def forward(self, queries: Sequence[Question], texts: Sequence[Text]) -> torch.Tensor:
+    def forward(self, queries: Sequence[str | Question], texts: Sequence[str | Document]) -> torch.Tensor:
         """Return the `(B,)` scores of B query-text pairs with gradients, for training."""
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
@@ -247,7 +254,9 @@ class Model(nn.Module):
             self._seen |= rows.keys()
         return self.compute(pairs, self._coverage)[1]
 
-    def coverage_of(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Coverage:
+    def coverage_of(
+        self, queries: Sequence[str | Question], texts: Sequence[str | Document], bar: Any = None
+    ) -> Coverage:
         """Return the coverage that `score` would report for these rows, without encoding anything."""
         coverage, read_queries = self.new_coverage(), dict[str, PairCoverage]()
         for _, pairs in self.walk(queries, texts, bar=bar):
@@ -272,15 +281,15 @@ class Model(nn.Module):
 
     def read(
         self,
-        queries: Sequence[Question],
-        texts: Sequence[Text],
+        queries: Sequence[str | Question],
+        texts: Sequence[str | Document],
         *,
         offsets: bool = False,
         reader: Reader | None = None,
     ) -> list[PairInputs]:
         """Return the inputs of P pairs; `offsets` adds the characters of windows."""
         reader = reader or self.reader
-        pairs = reader.read(queries, texts, offsets=offsets)
+        pairs = reader.read(questions(queries), documents(texts), offsets=offsets)
         for pair in pairs:
             self.head.check_windows(len(pair.spans), max(len(pair.query.ids), reader.sizes[0]))
         return pairs

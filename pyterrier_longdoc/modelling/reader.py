@@ -18,7 +18,7 @@ import torch
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import PairCoverage, tokens_in
-from ..common.frames import Document, Instructed, Question, Text, as_document, join_lines, words_of_query
+from ..common.frames import Document, Question, join_lines
 from .inputs import Input, Settings
 from .layout import layout_name
 from .tokens import Span, TokenizedText, tokenize, tokenize_documents
@@ -198,7 +198,7 @@ class Reader:
                 "Longformer, not for this one: use positions='columns'"
             )
         self.specials = self.make_specials(backbone)
-        self._known: dict[tuple[bool, Text], TokenizedText] = {}  # the texts of the previous block
+        self._known: dict[tuple[bool, Document], TokenizedText] = {}  # the texts of the previous block
         self.windows, self.max_query_len = self.adapt()
         self.sizes = (self.max_query_len or 0, self._size_of(self.windows)) if layout.pad_query else (0, 0)
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
@@ -277,14 +277,14 @@ class Reader:
 
     # Tokens.
 
-    def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
+    def tokenize(self, texts: Sequence[Document], *, offsets: bool = False) -> list[TokenizedText]:
         """Tokenize texts with their titles; equal texts share one object, also those of the previous call.
 
         The pairs of a long text can be in several blocks.
         """
         offsets, known = offsets or self.needs_offsets, self._known
         keys = [(offsets, text) for text in texts]
-        documents = {text: as_document(text) for _, text in dict.fromkeys(keys) if (offsets, text) not in known}
+        documents = {text: text for _, text in dict.fromkeys(keys) if (offsets, text) not in known}
         if self.settings.layout.lowercase:
             documents = {
                 k: Document(*self.settings.layout.normalized([d.text, d.repeated])) for k, d in documents.items()
@@ -305,18 +305,18 @@ class Reader:
         distinct, settings = list(dict.fromkeys(queries)), self.settings
         # The shared layout cuts a query with its text.
         limit = sys.maxsize if settings.layout.shared_budget else self.max_query_len or sys.maxsize
-        texts = settings.layout.normalized(list(map(words_of_query, distinct)))
+        texts = settings.layout.normalized([query.text for query in distinct])
         made = {}
         for query, tokens in zip(
             distinct, tokenize(self.tokenizer, texts, offsets=True, lead=self.query_lead), strict=True
         ):
             made[query] = Query(
-                words_of_query(query),
+                query.text,
                 self._or_space(tokens.ids[:limit], self.query_lead),
                 len(tokens),
                 min(len(tokens), limit),
                 tokens.beginning(limit),
-                query.instruction if isinstance(query, Instructed) else settings.instruction,
+                settings.instruction if query.instruction is None else query.instruction,
             )
         return [made[query] for query in queries]
 
@@ -326,7 +326,9 @@ class Reader:
 
     # Inputs.
 
-    def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
+    def read(
+        self, queries: Sequence[Question], texts: Sequence[Document], *, offsets: bool = False
+    ) -> list[PairInputs]:
         """Return the inputs of P pairs, with their windows and coverage; `offsets` adds the characters of windows."""
         asked, tokenized = self.tokenize_queries(queries), self.tokenize(texts, offsets=offsets)
         if self.settings.layout.shared_budget:
@@ -492,7 +494,9 @@ class TemplateReader(Reader):
                 )
         return made
 
-    def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
+    def read(
+        self, queries: Sequence[Question], texts: Sequence[Document], *, offsets: bool = False
+    ) -> list[PairInputs]:
         """See the base class; a window ends earlier if its prompt has more tokens than its parts and is too long."""
         pairs, longest = super().read(queries, texts, offsets=offsets), self.longest or sys.maxsize
         return [self._shortened(pair) if max(map(len, pair.windows)) > longest else pair for pair in pairs]
@@ -609,7 +613,7 @@ class SeparateReader(Reader):
             windows = self.windows_within(windows, max(1, min(length, longest) - len(self.specials)))
         return windows, query
 
-    def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
+    def tokenize(self, texts: Sequence[Document], *, offsets: bool = False) -> list[TokenizedText]:
         distinct = list(dict.fromkeys(texts))
 
         def tokenize(new: list[int]) -> list[TokenizedText]:
@@ -635,7 +639,9 @@ class SeparateReader(Reader):
         }
         return [[windows[document, span] for span in spans] for document, spans, _ in cuts]
 
-    def read(self, queries: Sequence[Question], texts: Sequence[Text], *, offsets: bool = False) -> list[PairInputs]:
+    def read(
+        self, queries: Sequence[Question], texts: Sequence[Document], *, offsets: bool = False
+    ) -> list[PairInputs]:
         """See the base class; each query is assembled once for all pairs."""
         pairs = super().read(queries, texts, offsets=offsets)
         of_query = {query: self.assemble_query(query.ids) for query in dict.fromkeys(pair.query for pair in pairs)}

@@ -91,9 +91,9 @@ class Evidence(NotebookMixin, pt.Transformer):
         gains = np.zeros(len(inp))
         if self.document_weight:
             gains += self.document_weight * frames.numeric(inp, "score", "Evidence", "or give document_weight=0")
-        placed = frames.with_windows_in(inp, [frames.as_document(document).text for document in documents])
+        placed = frames.with_windows_in(inp, [document.text for document in documents])
         columns = [placed[name].tolist() for name in ("docno", *WINDOWS)]
-        sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, gains, strict=True)]
+        sources = [_Source.of(*row) for row in zip(documents, *columns, gains, strict=True)]
         rows, count = inp.reset_index(drop=True), self._counter(inp)
         rows = rows.sort_values("rank", kind="stable", key=pd.to_numeric) if "rank" in rows else rows
         given: dict[int, tuple[list[int], int]] = {}

@@ -10,16 +10,7 @@ import pyterrier as pt
 
 from ..common.arguments import argument, check_type
 from ..common.files import full_name
-from ..common.frames import (
-    Text,
-    TextField,
-    as_document,
-    documents_of,
-    field_names,
-    join_lines,
-    repeated,
-    window_fields,
-)
+from ..common.frames import Document, TextField, documents_of, field_names, join_lines, repeated, window_fields
 from ..common.presentation import NotebookMixin
 from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import SlidingWindows, Windows
@@ -85,10 +76,9 @@ class Passages(NotebookMixin, pt.Transformer):
         windows = {"window_field": ""} if "window_scores" in out else {}  # the windows are the document's
         return out.assign(**{"text" if others else column: pd.Series(texts, dtype=object)}, **windows)
 
-    def _cut(self, document: Text) -> list[tuple[str, Span]]:
+    def _cut(self, document: Document) -> list[tuple[str, Span]]:
         """Return the text and the span of each passage."""
-        source = as_document(document)
-        tokens = tokenized(self.tokenizer, source.text)
-        starts = [*(tokens.characters((i, i + 1))[0] for i in range(len(tokens))), len(source)]
+        tokens = tokenized(self.tokenizer, document.text)
+        starts = [*(tokens.characters((i, i + 1))[0] for i in range(len(tokens))), len(document)]
         spans = [(starts[start] if start else 0, starts[end]) for start, end in self.windows(tokens)]
-        return [(join_lines(source.repeated, source.text[start:end]), (start, end)) for start, end in spans]
+        return [(join_lines(document.repeated, document.text[start:end]), (start, end)) for start, end in spans]

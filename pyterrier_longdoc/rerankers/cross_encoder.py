@@ -15,7 +15,7 @@ import pyterrier as pt
 from ..common.arguments import argument, arguments_of, changed, changed_names, check_type
 from ..common.coverage import Scored
 from ..common.files import full_path
-from ..common.frames import Instructed, Question, Text, check_columns, strings, validated
+from ..common.frames import Document, Question, check_columns, documents, questions, strings, validated
 from ..common.packaged import ENCODER, packaged_models
 from ..common.warnings import warn, warn_once
 from ..modelling.backbones.backbone import Backbone
@@ -245,17 +245,16 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def queries(self, frame: pd.DataFrame) -> Sequence[Question]:
         """Return the query of each row, with its instruction if it has one of its own."""
-        queries: Any = super().queries(frame)
-        field = self.instruction_field
+        queries, field = super().queries(frame), self.instruction_field
         if field is None:
             return queries
         check_columns(frame, [field], "the candidates")
         return [
-            Instructed(query, instruction) if instruction.strip() else query
+            replace(query, instruction=instruction) if instruction.strip() else query
             for query, instruction in zip(queries, strings(frame[field], field), strict=True)
         ]
 
-    def score(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Scored:
+    def score(self, queries: Sequence[str | Question], texts: Sequence[str | Document], bar: Any = None) -> Scored:
         """See the base class. Scores that are in the `score_cache` are read from it."""
         model = self.model
         if model.origin == "random":
@@ -268,7 +267,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 hint = f"{ENCODER} is an encoder without a scoring layer; {', '.join(packaged_models())} are trained"
             warn_once(self, f"{message} ({hint}).", UntrainedWarning)
         if self.score_cache is not None and not self.explain and not self._validating:
-            return score_with_cache(self, model, queries, texts, bar)
+            return score_with_cache(self, model, questions(queries), documents(texts), bar)
         return model.score(queries, texts, explain=self.explain, bar=bar)
 
     # Training.

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import Without, argument
-from ..common.frames import Question, as_strings, first_stage_order, validated, words_of_query
+from ..common.frames import Question, as_strings, first_stage_order, validated
 from ..common.warnings import warn_once
 from ..modelling.backbones.backbone import Backbone
 from ..modelling.encoder import WindowEncoder
@@ -144,6 +144,6 @@ class ListReranker(CrossEncoder):
             if several.any():
                 raise ValueError(f"qid {several.idxmax()!r} must have the same text in column {name!r} in all rows")
         return [
-            ListQuery(words_of_query(query), getattr(query, "instruction", default), qid)
+            ListQuery(query.text, default if query.instruction is None else query.instruction, qid)
             for query, qid in zip(queries, as_strings(frame["qid"]), strict=True)
         ]

@@ -24,18 +24,20 @@ from ..common.citations import papers_of
 from ..common.coverage import Coverage, Scored
 from ..common.frames import (
     OF_WINDOWS,
+    Document,
     Question,
-    Text,
     TextField,
     digest_of_text,
     documents_of,
     is_blank,
+    questions,
     strings,
     validated,
     window_fields,
     with_scores,
 )
 from ..common.key import description
+from ..common.language import is_visible
 from ..common.packaged import check_encoder
 from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
@@ -312,12 +314,12 @@ class Reranker(NotebookMixin, pt.Transformer):
                 f"silence this warning."
             )
             warn_once(self, message, PrecisionWarning)
-        coverage.add_rows(inp["qid"], map(is_blank, queries), map(is_blank, texts))
+        coverage.add_rows(inp["qid"], (not is_visible(query.text) for query in queries), map(is_blank, texts))
         warn_of_coverage(self, coverage)
         columns = self._explanation(scored.columns, texts) if self.explain else {}
         return with_scores(inp, scored.scores, **columns)
 
-    def _explanation(self, columns: dict[str, list[Any]], texts: Sequence[Text]) -> dict[str, Any]:
+    def _explanation(self, columns: dict[str, list[Any]], texts: Sequence[Document]) -> dict[str, Any]:
         """Return the columns that `explain` adds, also to an empty frame."""
         tokenizer = str(getattr(self.model.tokenizer, "name_or_path", "")) if texts else ""
         field = " ".join(window_fields(self.text_field, self.repeat))
@@ -327,7 +329,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             **{name: np.array(found[name], dtype="int64") for name in ("best_start", "best_end")},
             "window_tokenizer": [tokenizer] * len(texts),
             "window_field": [field] * len(texts),
-            "window_digest": list(map(digest_of_text, texts)),
+            "window_digest": [digest_of_text(text.text) for text in texts],
         }
 
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
@@ -368,15 +370,15 @@ class Reranker(NotebookMixin, pt.Transformer):
         """Return the query of each row."""
         queries = strings(frame["query"], "query")
         warn_of_queries(self, queries)
-        return queries
+        return questions(queries)
 
-    def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
+    def documents(self, frame: pd.DataFrame) -> Sequence[Document]:
         """Return the text of each row, with its title if `repeat` is set."""
         texts = documents_of(frame, self.text_field, self.repeat, self.text_loader)
         warn_of_texts(self, frame, texts)
         return texts
 
-    def score(self, queries: Sequence[Question], texts: Sequence[Text], bar: Any = None) -> Scored:
+    def score(self, queries: Sequence[str | Question], texts: Sequence[str | Document], bar: Any = None) -> Scored:
         """Score R query-text pairs; `bar` is a tqdm progress bar."""
         return self.model.score(queries, texts, explain=self.explain, bar=bar)
 
@@ -399,5 +401,5 @@ class Reranker(NotebookMixin, pt.Transformer):
         queries, texts = self.queries(candidates), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
             coverage = self.model.coverage_of(queries, texts, bar)
-        coverage.add_rows(candidates["qid"], map(is_blank, queries), map(is_blank, texts))
+        coverage.add_rows(candidates["qid"], (not is_visible(query.text) for query in queries), map(is_blank, texts))
         return coverage

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..common.coverage import Scored
-from ..common.frames import Instructed, Question, Text, as_document, words_of_query
+from ..common.frames import Document, Question
 from ..common.key import NoKeyError
 from ..common.key import key as key_of
 from ..common.store import Store
@@ -21,7 +21,7 @@ CACHE_FORMAT = 5
 
 
 def score_with_cache(
-    reranker: Any, model: Model, queries: Sequence[Question], texts: Sequence[Text], bar: Any
+    reranker: Any, model: Model, queries: Sequence[Question], texts: Sequence[Document], bar: Any
 ) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
@@ -48,14 +48,13 @@ def score_with_cache(
     return Scored(scores, computed.coverage)
 
 
-def keys_of_pairs(scored_by: str, queries: Sequence[Question], texts: Sequence[Text]) -> list[bytes]:
+def keys_of_pairs(scored_by: str, queries: Sequence[Question], texts: Sequence[Document]) -> list[bytes]:
     """Return the key of each row's score; a query's own instruction is a part of it."""
     base = blake2b(f"{CACHE_FORMAT} {scored_by}".encode(), digest_size=16)
     keys = []
     for query, text in zip(queries, texts, strict=True):
-        document, digest = as_document(text), base.copy()
-        instruction = [query.instruction] if isinstance(query, Instructed) else []
-        for part in (words_of_query(query), document.text, document.repeated, *instruction):
+        instruction, digest = [] if query.instruction is None else [query.instruction], base.copy()
+        for part in (query.text, text.text, text.repeated, *instruction):
             content = part.encode("utf-8", "surrogatepass")
             digest.update(len(content).to_bytes(8, "little") + content)
         keys.append(digest.digest())

@@ -22,7 +22,6 @@ from ..common.frames import (
     Document,
     Question,
     SeenQueriesWarning,
-    Text,
     TextField,
     as_strings,
     check_columns,
@@ -32,9 +31,11 @@ from ..common.frames import (
     is_blank,
     labels_of,
     numeric,
+    questions,
     strings,
     with_text,
 )
+from ..common.language import is_visible
 from ..common.warnings import as_one_call, warn, warn_of_coverage
 from .processes import is_first_process
 from .queries import LeftOutWarning, TrainedOn, labels_and_counts, nothing_to_learn
@@ -87,7 +88,7 @@ class Example:
 
     qid: str
     query: Question
-    texts: tuple[Text, ...]
+    texts: tuple[Document, ...]
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
     rows: tuple[int, ...] = field(default=(), compare=False)
@@ -106,11 +107,11 @@ class TrainingSet:
 
     groups: Sequence[QueryGroup]
     candidates: pd.DataFrame
-    read: Callable[[pd.DataFrame], Sequence[Text]]
+    read: Callable[[pd.DataFrame], Sequence[Document]]
     trained_on: TrainedOn = TrainedOn()  # noqa: RUF009 - frozen
     _blank: dict[int, bool] = field(default_factory=dict, init=False)  # of the texts read so far, by row
 
-    def texts(self, rows: np.ndarray) -> Sequence[Text]:
+    def texts(self, rows: np.ndarray) -> Sequence[Document]:
         """Read the texts of these rows."""
         texts = self.read(self.candidates.iloc[rows])
         self._blank.update(zip(rows.tolist(), map(is_blank, texts), strict=True))
@@ -119,7 +120,7 @@ class TrainingSet:
     def draws(self) -> tuple[pd.Series, Iterable[bool], Iterable[bool]]:
         """Return the qids of the candidates whose texts have been read, and whether each has no query and no text."""
         drawn = self.candidates.iloc[list(self._blank)]
-        return drawn["qid"], map(is_blank, query_strings(drawn)), self._blank.values()
+        return drawn["qid"], (not is_visible(query) for query in strings(drawn["query"], "query")), self._blank.values()
 
 
 @contextmanager
@@ -149,9 +150,9 @@ def noted(reranker: Any, data: TrainingSet, validated: int) -> Iterator[tuple[Co
         pt.tqdm.write(f"{name}: trained on {coverage}")
 
 
-def query_strings(frame: pd.DataFrame) -> list[str]:
+def queries_of(frame: pd.DataFrame) -> list[Question]:
     """Return the query of each row."""
-    return strings(frame["query"], "query")
+    return questions(strings(frame["query"], "query"))
 
 
 def prepare(
@@ -159,8 +160,8 @@ def prepare(
     qrels: pd.DataFrame,
     recipe: TrainingArgs,
     *,
-    texts: Callable[[pd.DataFrame], Sequence[Text]],
-    queries: Callable[[pd.DataFrame], Sequence[Question]] = query_strings,
+    texts: Callable[[pd.DataFrame], Sequence[Document]],
+    queries: Callable[[pd.DataFrame], Sequence[Question]] = queries_of,
     text_field: TextField = "text",
     text_loader: Any = None,
 ) -> TrainingSet:
@@ -195,7 +196,7 @@ def make_groups(
     results: pd.DataFrame,
     qrels: pd.DataFrame,
     args: TrainingArgs | None = None,
-    queries: Callable[[pd.DataFrame], Sequence[Question]] = query_strings,
+    queries: Callable[[pd.DataFrame], Sequence[Question]] = queries_of,
 ) -> list[QueryGroup]:
     """Return the queries with a positive and a negative among the candidates.
 
@@ -419,10 +420,7 @@ def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, 
         if args.augment is not None:
             for place, i in enumerate(indices):
                 text, rng = texts[place], Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}")
-                if isinstance(text, Document):  # a repeated title is not changed
-                    texts[place] = replace(text, text=args.augment(text.text, rng))
-                else:
-                    texts[place] = args.augment(text, rng)
+                texts[place] = replace(text, text=args.augment(text.text, rng))  # a repeated title is not changed
         labels, rows_of_pick = tuple(group.labels[indices].tolist()), tuple(pick_rows.tolist())
         targets = None if group.targets is None else tuple(group.targets[indices].tolist())
         examples.append(Example(group.qid, group.query, tuple(texts), labels, targets, rows_of_pick))

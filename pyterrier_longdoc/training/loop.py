@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage
-from ..common.frames import Question, Text
+from ..common.frames import Document, Question
 from ..common.progress import work_bar
 from .examples import Example, Pick, TrainingSet, draw_epoch, make_examples
 from .losses import LOSSES
@@ -121,7 +121,7 @@ def _check_validation(recipe: TrainingArgs, validate: Callable[[], float] | None
 
 def ranking_loss(model: nn.Module, examples: Sequence[Example], recipe: TrainingArgs) -> torch.Tensor:
     """Return the summed loss of the recipe for the candidates of each example."""
-    queries, texts, sizes, losses = list[Question](), list[Text](), list[int](), list[torch.Tensor]()
+    queries, texts, sizes, losses = list[Question](), list[Document](), list[int](), list[torch.Tensor]()
     for example in examples:
         queries += [example.query] * len(example.texts)
         texts += example.texts

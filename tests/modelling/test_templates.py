@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.frames import Document
+from pyterrier_longdoc.common.frames import Document, documents, questions
 from pyterrier_longdoc.modelling.backbones.architectures import InputRules
 from pyterrier_longdoc.modelling.inputs import Settings
 from pyterrier_longdoc.modelling.reader import TemplateReader
@@ -42,7 +42,7 @@ def read(tokenizer, template, query, text, *, longest=None, **settings):
         tokenizer=tokenizer, template=template, longest_input=longest, has_segments=False, rules=InputRules()
     )
     reading = Settings(**{"windows": ld.Truncate(), "max_query_len": None, **settings})
-    return TemplateReader(backbone, reading).read([query], [text])[0]
+    return TemplateReader(backbone, reading).read(questions([query]), documents([text]))[0]
 
 
 def ids_of(tokenizer, template, query, text):

@@ -16,6 +16,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
+from pyterrier_longdoc.common.frames import documents, questions
 from pyterrier_longdoc.common.store import Store
 from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling.weights import fingerprint
@@ -221,9 +222,9 @@ def test_scores_of_a_model_with_hooks_are_not_stored(path, results):
 
 def test_the_keys_of_pairs_separate_query_and_text():
     pairs = [("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), ("ab", "c")]
-    *keys, again = keys_of_pairs("f", *zip(*pairs, strict=True))
+    *keys, again = keys_of_pairs("f", questions([query for query, _ in pairs]), documents([text for _, text in pairs]))
     assert len(set(keys)) == 4
-    assert again == keys[0] != keys_of_pairs("g", ["ab"], ["c"])[0]
+    assert again == keys[0] != keys_of_pairs("g", questions(["ab"]), documents(["c"]))[0]
 
 
 def test_an_interrupted_run_continues_with_the_stored_scores(path, results, encoded, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from pyterrier_longdoc.common.frames import Question, documents
 from pyterrier_longdoc.training import Example, QueryGroup, TrainingSet
 
 from . import tiny
@@ -40,7 +41,7 @@ def toy_task(seed: int, queries: int = 8) -> tuple[pd.DataFrame, pd.DataFrame]:
 def set_of(groups: Sequence[QueryGroup], values: Sequence) -> TrainingSet:
     """A training set with these texts."""
     frame = pd.DataFrame({"text": values, "docno": [f"d{i}" for i in range(len(values))]})
-    return TrainingSet(groups, frame, lambda rows: rows["text"].tolist())
+    return TrainingSet(groups, frame, lambda rows: documents(rows["text"].tolist()))
 
 
 def all_of(groups: Sequence[QueryGroup], values: Sequence) -> list[Example]:
@@ -49,7 +50,7 @@ def all_of(groups: Sequence[QueryGroup], values: Sequence) -> list[Example]:
         Example(
             group.qid,
             group.query,
-            tuple(values[row] for row in group.rows),
+            tuple(documents([values[row] for row in group.rows])),
             tuple(group.labels.tolist()),
             None if group.targets is None else tuple(group.targets.tolist()),
         )
@@ -70,7 +71,8 @@ class Toy(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, queries, texts):
-        self.calls.append((list(queries), list(texts)))
+        texts = [text.text for text in texts]
+        self.calls.append(([query.text for query in queries], texts))
         self.modes.append(self.training)
         return self.head(torch.tensor([[1.0] if text.startswith("+") else [-1.0] for text in texts])).squeeze(1)
 
@@ -78,7 +80,7 @@ class Toy(nn.Module):
 def toy_set(count: int) -> TrainingSet:
     """So many queries with five candidates, two of which are relevant."""
     labels = np.array([1.0, 0.0, 2.0, 0.0, 0.0])
-    groups = [QueryGroup(f"q{i}", f"query {i}", np.arange(5), labels) for i in range(count)]
+    groups = [QueryGroup(f"q{i}", Question(f"query {i}"), np.arange(5), labels) for i in range(count)]
     return set_of(groups, ["+a", "-a", "+b", "-b", "-c"])
 
 

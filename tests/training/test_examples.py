@@ -12,7 +12,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.frames import keys_of
+from pyterrier_longdoc.common.frames import Document, Question, documents, keys_of
 from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.training import (
     Example,
@@ -41,6 +41,10 @@ TEXTS = [f"text of {row.docno} for {row.qid}" for row in RUN.itertuples()]
 # Groups.
 
 
+def texts(*values: str) -> tuple[Document, ...]:
+    return tuple(documents(values))
+
+
 def groups_of(run: pd.DataFrame, judged: pd.DataFrame, args: TrainingArgs | None = None) -> list[Example]:
     """The candidates of each query that is trained on, with the texts of `RUN`."""
     return all_of(make_groups(run, judged, args), TEXTS)
@@ -50,8 +54,8 @@ def test_groups_contain_queries_with_positives_and_negatives():
     judged = qrels(("1", "d3", 1), ("2", "d1", 3), ("3", "d1", 1), ("4", "d1", 1))
     groups = groups_of(RUN, judged)
     assert groups == [
-        Example("1", "a", tuple(f"text of d{i} for 1" for i in (2, 4, 3, 1)), (0.0, 0.0, 1.0, 0.0)),
-        Example("2", "b", ("text of d1 for 2", "text of d5 for 2"), (3.0, 0.0)),
+        Example("1", Question("a"), texts(*(f"text of d{i} for 1" for i in (2, 4, 3, 1))), (0.0, 0.0, 1.0, 0.0)),
+        Example("2", Question("b"), texts("text of d1 for 2", "text of d5 for 2"), (3.0, 0.0)),
     ]  # query 3 has no negative
     # Neither the index nor the type of the qids decides.
     assert groups_of(RUN.set_axis([0, 0, 0, 1, 1, 5, 5]), judged) == groups
@@ -154,7 +158,7 @@ def test_add_judged_adds_judged_documents_that_were_not_retrieved():
     names = ("d2 d4 d3 d1 no", "d1 d5 far", "d1 bad")  # behind what was retrieved; without them only the first is there
     assert [group.qid for group in make_groups(RUN, JUDGED)] == ["1"]
     assert [group.texts for group in groups] == [
-        tuple(f"text of {name} for {qid}" for name in own.split()) for qid, own in enumerate(names, start=1)
+        texts(*(f"text of {name} for {qid}" for name in own.split())) for qid, own in enumerate(names, start=1)
     ]
     assert [group.labels for group in groups] == [(0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 2.0), (1.0, 0.0)]
 
@@ -244,7 +248,7 @@ def test_fit_trains_on_judged_documents_that_were_not_retrieved(cross_encoder):
 # Sampling.
 
 LABELS = np.array([0.0, 1.0, 0.0, 2.0, -1.0, 0.0])
-GROUPS = [QueryGroup(f"q{i}", f"query {i}", np.arange(6), LABELS) for i in range(20)]
+GROUPS = [QueryGroup(f"q{i}", Question(f"query {i}"), np.arange(6), LABELS) for i in range(20)]
 POINTWISE = TrainingArgs(sampling="pointwise", loss="pointwise_bce")
 LISTWISE = TrainingArgs(sampling="listwise", loss="lambda_loss", negatives=3)
 
@@ -294,11 +298,11 @@ def rotate(text: str, rng: random.Random) -> str:
 
 
 def test_augmented_texts_depend_on_the_epoch():
-    data = set_of([QueryGroup("q", "query", np.arange(2), np.array([2.0, 0.0]))], ["abcdefgh", "ABCDEFGH"])
+    data = set_of([QueryGroup("q", Question("query"), np.arange(2), np.array([2.0, 0.0]))], ["abcdefgh", "ABCDEFGH"])
     args = TrainingArgs(augment=rotate)
     picks = draw_epoch(data.groups, args, 0)
     (example,) = make_examples(picks, data, args, 0)
-    assert [sorted(text) for text in example.texts] == [list("abcdefgh"), list("ABCDEFGH")]
+    assert [sorted(text.text) for text in example.texts] == [list("abcdefgh"), list("ABCDEFGH")]
     assert make_examples(picks, data, args, 0) == [example]
     assert len({make_examples(picks, data, args, epoch)[0].texts for epoch in range(20)}) > 5
 
@@ -306,14 +310,16 @@ def test_augmented_texts_depend_on_the_epoch():
 def test_examples_contain_their_candidates_and_each_text_is_read_once():
     read = []
     groups = [
-        QueryGroup("p", "first", np.array([3, 0, 1]), np.array([2.0, 0.0, 1.0]), targets=np.array([0.3, 0.2, 0.1])),
-        QueryGroup("q", "second", np.array([3, 0]), np.array([1.0, 0.0])),
+        QueryGroup(
+            "p", Question("first"), np.array([3, 0, 1]), np.array([2.0, 0.0, 1.0]), targets=np.array([0.3, 0.2, 0.1])
+        ),
+        QueryGroup("q", Question("second"), np.array([3, 0]), np.array([1.0, 0.0])),
     ]
-    data = replace(set_of(groups, list("abcd")), read=lambda rows: [read.append(text) or text for text in rows["text"]])
+    data = replace(set_of(groups, list("abcd")), read=lambda rows: read.extend(rows["text"]) or texts(*rows["text"]))
     found = make_examples([(groups[0], (0, 2)), (groups[1], (0, 1, 1))], data, LISTWISE, 0)
     assert found == [
-        Example("p", "first", ("d", "b"), (2.0, 1.0), (0.3, 0.1)),
-        Example("q", "second", ("d", "a", "a"), (1.0, 0.0, 0.0)),
+        Example("p", Question("first"), texts("d", "b"), (2.0, 1.0), (0.3, 0.1)),
+        Example("q", Question("second"), texts("d", "a", "a"), (1.0, 0.0, 0.0)),
     ]
     assert read == ["a", "b", "d"]
     assert make_examples([], data, LISTWISE, 0) == []
