@@ -338,6 +338,9 @@ def companions(text: str, number: int) -> list[str]:
 def _without_trace(system: Any) -> Iterator[None]:
     """Hide the bars and warnings of a system in a call, and restore what it remembers of its calls."""
     stages = list(stages_of(system)) if isinstance(system, pt.Transformer) else []
+    for stage in stages[:]:
+        inner = getattr(getattr(stage, "preselect", None), "model", None), getattr(stage, "backbone", None)
+        stages += [part for part in (inner[0], getattr(inner[1], "scorer", None)) if isinstance(part, pt.Transformer)]
     names = {"coverage", "counts", "warned", "verbose"}
     before = [{name: vars(stage)[name] for name in names & vars(stage).keys()} for stage in stages]
     for stage, values in zip(stages, before, strict=True):

@@ -206,12 +206,16 @@ class Model(nn.Module):
         if isinstance(self.head, TokenHead):
             characters = min(characters, TOKEN_BLOCK_CHARACTERS)
         reader = self.reader
+        reader.known = {}
         divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
-        for block in divide(questions(queries), documents(texts), characters=characters, pairs=PAIRS_PER_BLOCK):
-            asked, read = [query for query, _, _ in block], [text for _, text, _ in block]
-            yield [rows for _, _, rows in block], self.read(asked, read, offsets=offsets, reader=reader)
-            if bar is not None:
-                bar.update(sum(len(text) * len(rows) for _, text, rows in block))
+        try:
+            for block in divide(questions(queries), documents(texts), characters=characters, pairs=PAIRS_PER_BLOCK):
+                asked, read = [query for query, _, _ in block], [text for _, text, _ in block]
+                yield [rows for _, _, rows in block], self.read(asked, read, offsets=offsets, reader=reader)
+                if bar is not None:
+                    bar.update(sum(len(text) * len(rows) for _, text, rows in block))
+        finally:
+            reader.known = None
 
     @torch.inference_mode()
     def score(
@@ -277,7 +281,7 @@ class Model(nn.Module):
             yield self._coverage
         finally:
             self._coverage.add_queries(self._queries)
-            self._seen, self._coverage = set(), None
+            self._seen, self._queries, self._coverage = set(), {}, None
 
     def read(
         self,

@@ -198,7 +198,7 @@ class Reader:
                 "Longformer, not for this one: use positions='columns'"
             )
         self.specials = self.make_specials(backbone)
-        self._known: dict[tuple[bool, Document], TokenizedText] = {}  # the texts of the previous block
+        self.known: dict[tuple[bool, Document], TokenizedText] | None = None  # the texts of the last block in a run
         self.windows, self.max_query_len = self.adapt()
         self.sizes = (self.max_query_len or 0, self._size_of(self.windows)) if layout.pad_query else (0, 0)
         self.needs_offsets = self.windows.needs_text or self.rules.needs_offsets
@@ -282,7 +282,7 @@ class Reader:
 
         The pairs of a long text can be in several blocks.
         """
-        offsets, known = offsets or self.needs_offsets, self._known
+        offsets, known = offsets or self.needs_offsets, self.known or {}
         keys = [(offsets, text) for text in texts]
         documents = {text: text for _, text in dict.fromkeys(keys) if (offsets, text) not in known}
         if self.settings.layout.lowercase:
@@ -297,7 +297,9 @@ class Reader:
             lead=self.text_lead,
         )
         new = dict(zip(documents, map(self.rules.tokens, tokens), strict=True))
-        self._known = found = {key: known[key] if key in known else new[key[1]] for key in keys}
+        found = {key: known[key] if key in known else new[key[1]] for key in keys}
+        if self.known is not None:
+            self.known = found
         return [found[key] for key in keys]
 
     def tokenize_queries(self, queries: Sequence[Question]) -> list[Query]:

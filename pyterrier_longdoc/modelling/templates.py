@@ -117,6 +117,7 @@ class Template:
         A text that begins `inside` another one has its own space, or none, in place of that of the template.
         """
         if self.strip:
+            inside = inside and not text[:1].isspace()  # the template's space takes the place of the text's own
             query, text = query.strip(), text.strip()
         filled, places = "", {}
         for words, slot in itertools.zip_longest(self.pieces(part, instruction), _SLOTS.findall(part)):

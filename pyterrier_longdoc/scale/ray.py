@@ -91,7 +91,8 @@ class Distributed(NotebookMixin, pt.Transformer):
         gpus = float("GPU" in ray.cluster_resources()) if self.gpus_per_worker is None else self.gpus_per_worker
         for name, needed in (("CPU", self.cpus_per_worker), ("GPU", gpus)):
             if needed > (available := ray.cluster_resources().get(name, 0)):  # Ray would wait for ever
-                raise ValueError(f"a worker needs {needed:g} {name}s, but the largest cluster has {available:g}")
+                cure = "lower cpus_per_worker or gpus_per_worker"
+                raise ValueError(f"a worker needs {needed:g} {name}s, but Ray has {available:g}: {cure}")
         results = ray.data.from_pandas_refs(list(sent())).map(
             _Worker,
             fn_constructor_args=(model,),

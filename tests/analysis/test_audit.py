@@ -360,6 +360,16 @@ def test_an_audit_leaves_no_trace(capfd):
     assert "FirstP" in capfd.readouterr().err
 
 
+def test_an_audit_leaves_no_trace_on_models_within_a_model():
+    inner = ld.FirstP(ld.PairScorer(reader()), windows=ld.Truncate(5))
+    selecting = ld.MaxP(
+        ld.PairScorer(reader()), windows=ld.SlidingWords(20, 20), preselect=ld.CrossEncoderWindows(2, inner)
+    )
+    for system in (selecting, ld.MaxP(ld.PairScorer(inner), windows=ld.SlidingWords(20, 20))):
+        ld.audit(system, lengths=[200])
+        assert (inner.coverage, inner.warned) == (None, set())
+
+
 def test_scores_are_read_as_by_pair_scorer():
     def function(queries, texts):
         return torch.tensor(reader()(queries, texts), requires_grad=True).to(torch.bfloat16)

@@ -111,6 +111,14 @@ def test_built_in_templates_have_the_expected_tokens():
         assert "~".join(tokenizer.convert_ids_to_tokens(ids)) == TOKENS[name]
 
 
+def test_a_template_that_strips_keeps_its_own_space_before_a_window():
+    for text, expected in ((" mid word", "Document: mid word"), ("ing", "Document:ing")):
+        filled, _ = ld.Template("Document: {text} Query: {query}", strip=True).fill_part(
+            "Document: {text}", "", text, "", True
+        )
+        assert filled == expected
+
+
 def test_template_words_are_not_merged_with_words_of_query_or_text():
     for string in ["Query:{query}", "a:({query})", "{query} find", "{query}\nfind"]:
         for apart in [False, True]:
