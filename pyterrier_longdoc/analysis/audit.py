@@ -476,8 +476,20 @@ def _dependence(probe: _Probe, lengths: Sequence[int]) -> tuple[pd.Series, bool]
     other = probe.frame([(f"other {number}", OTHER, texts[0]) for number in range(2)]).set_axis([-2, -1])
 
     def scores(frame: pd.DataFrame, **first_stage: Any) -> pd.Series:
-        ranks = {"rank": np.abs(frame.index)}  # the same in another order or query
-        return pd.Series(probe.call(frame, **ranks | first_stage), frame.index)
+        columns = {"rank": np.abs(frame.index), **first_stage}  # ranks are the same in another order or query
+        try:
+            return pd.Series(probe.call(frame, **columns), frame.index)
+        except Exception as error:
+            if len(frame) == 1:
+                raise
+            rows = [
+                (frame.iloc[[i]], {name: values[[i]] for name, values in columns.items()}) for i in range(len(frame))
+            ]
+            found = pd.Series(np.concatenate([probe.call(row, **own) for row, own in rows]), frame.index)
+            if not probe.one_by_one:  # the size of the call was the cause
+                probe.errors.append(("call", len(frame), len(frame), error))
+            probe.one_by_one = True
+            return found
 
     together, apart = scores(same), scores(own)
     alone = pd.concat([scores(own.loc[[row]]) for row in own.index])
@@ -495,7 +507,7 @@ def _dependence(probe: _Probe, lengths: Sequence[int]) -> tuple[pd.Series, bool]
     }
     effects = pd.Series(changes).map(lambda change: change.abs().max() / spread)
     dependent = _dependent(effects)
-    probe.one_by_one = "batch" in dependent
+    probe.one_by_one |= "batch" in dependent
     probe.has_companions = probe.rows > ROWS or not {"rows", "batch"}.isdisjoint(dependent)
     probe.tolerance = spread * max(1e-6, 4 * effects.drop(dependent).max())
     fillers, answers = together[: len(lengths)], together[len(lengths) : 2 * len(lengths)]

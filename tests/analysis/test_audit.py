@@ -343,6 +343,17 @@ def test_more_rows_are_tried_even_if_a_score_seems_independent():
         ld.audit(scorer(), rows=2)
 
 
+def test_a_system_that_takes_few_rows_is_asked_row_by_row():
+    def few(queries, texts):
+        if len(texts) > 3:
+            raise MemoryError("too many rows")
+        return reader()(queries, texts)
+
+    found = ld.audit(few, lengths=[200])
+    assert read_parts(found) == {200: [(0, 200)]}
+    assert found.errors["of"].tolist() == ["call"]
+
+
 def test_an_audit_leaves_no_trace(capfd):
     model = ld.FirstP(ld.PairScorer(reader()), windows=ld.Truncate(50), verbose=True)
     run = pd.DataFrame({"qid": "1", "query": "bees", "docno": ["a", "b"], "text": ["bees " * 40, "honey " * 40]})
