@@ -22,7 +22,6 @@ from ..common.pipelines import stages_of
 from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import described, percent
 from ..common.progress import work_bar
-from ..modelling.external import PairScorer
 from ..modelling.tokens import Span, tokenized
 from .scoring import scores_by_row
 
@@ -379,6 +378,8 @@ class _Probe:
         with _without_trace(self.system):
             if not isinstance(self.system, pt.Transformer):
                 queries, texts = frame["query"].tolist(), frame[self.text_field].tolist()
+                from ..modelling.external import PairScorer  # loads torch
+
                 return PairScorer(self.system).score(queries, texts, len(texts))
             if instructions := getattr(self.system, "instruction_field", None):
                 frame = frame.assign(**{instructions: ""})

@@ -551,9 +551,11 @@ class TemplateReader(Reader):
                     first = int(tokens.tokens_before(start))
                     place[slot] = before + first, before + max(first, tokens.tokens_begun(end))
                 row.append(tokens.ids)
+        padding = np.array([self.pad_id], dtype=np.int32)  # for an empty prompt, because a model cannot read nothing
+        ids = [np.concatenate([*row, suffix]) for row in rows]
         return [
-            Input(np.concatenate([*row, suffix]), place["{query}"], place["{text}"])
-            for row, place in zip(rows, places, strict=True)
+            Input(own if len(own) else padding, place["{query}"], place["{text}"])
+            for own, place in zip(ids, places, strict=True)
         ]
 
     def describe(self) -> dict[str, Any]:
