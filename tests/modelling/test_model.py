@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyterrier_longdoc.common.coverage import Coverage
+from pyterrier_longdoc.common.coverage import Coverage, PairCoverage
 from pyterrier_longdoc.common.frames import Document
 from pyterrier_longdoc.modelling import model as model_module
 from pyterrier_longdoc.modelling import reader as reader_module
@@ -128,6 +129,20 @@ def test_a_run_holds_its_settings_from_its_start(backbone, monkeypatch):
     found = scorer.score(QUERIES, TEXTS, on_block=lambda rows, values: scorer.use(cut)).scores
     np.testing.assert_allclose(found, expected, **CLOSE)
     assert not np.allclose(scores(scorer), expected)
+
+
+def test_no_object_of_a_pair_stays_in_memory(backbone, monkeypatch):
+    monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", 1)
+    scorer, alive = make(backbone), []
+
+    def count(*_):
+        alive.append(sum(type(each) is PairCoverage for each in gc.get_objects()))
+
+    gc.collect()
+    count()  # those of other tests
+    scorer.score(["old dog"] * 20, [text_of(20 + number) for number in range(20)], on_block=count)
+    assert len(alive) == 21
+    assert max(alive) <= alive[0] + 3  # the current pair, the one before, and the shortest reading of the query
 
 
 def test_a_text_in_several_blocks_is_tokenized_once(backbone, monkeypatch):
