@@ -80,6 +80,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
+"""Shortens long values in messages."""
 
 _BOUNDS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
@@ -102,7 +103,7 @@ def validate(instance: Any, who: str | None = None) -> None:
         unmet = _unmet_need(instance, f, value)
         if rule or unmet:
             problem = f"must be {rule}" if rule else f"has no effect without {unmet}"
-            raise ValueError(f"{who or type(instance).__name__}: {f.name}={short(value)} {problem}")
+            raise ValueError(f"{who or type(instance).__name__}: {f.name}={_SHORT.repr(value)} {problem}")
 
 
 def check_arguments(
@@ -121,19 +122,14 @@ def check_arguments(
     for name, value in args.items():
         rule = _broken_rule(annotation, value, rules)
         if rule:
-            raise ValueError(f"{f'{who}: ' if who else ''}{name}={short(value)} must be {rule}")
+            raise ValueError(f"{f'{who}: ' if who else ''}{name}={_SHORT.repr(value)} must be {rule}")
 
 
 def check_type(cls: Any, rule: str, **args: Any) -> None:
     """Raise ValueError with the name of the argument and the rule if it is not an instance of a class."""
     for name, value in args.items():
         if not isinstance(value, cls):
-            raise ValueError(f"{name}={short(value)} must be {rule}")
-
-
-def short(value: Any) -> str:
-    """Return the repr of a value, or its beginning and end if it is long, for messages."""
-    return _SHORT.repr(value)
+            raise ValueError(f"{name}={_SHORT.repr(value)} must be {rule}")
 
 
 def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance: Any = None) -> str | None:

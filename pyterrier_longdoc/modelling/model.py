@@ -36,12 +36,12 @@ OnBlock = Callable[[list[list[int]], np.ndarray], None]
 """Called after each block with the rows of each of its P pairs and their `(P,)` scores."""
 
 
-Pair = tuple[Question, Document, list[int]]
+Pair = tuple[str | Question, str | Document, list[int]]
 """A distinct query-text pair of a run, and its rows."""
 
 
 def blocks(
-    queries: Sequence[Question], texts: Sequence[Document], *, characters: int, pairs: int
+    queries: Sequence[str | Question], texts: Sequence[str | Document], *, characters: int, pairs: int
 ) -> Iterator[list[Pair]]:
     """Divide the distinct pairs of a run into blocks, longest texts first.
 
@@ -209,7 +209,7 @@ class Model(nn.Module):
         reader.known = {}
         divide = getattr(self.encoder, "blocks", blocks)  # those of a list-wise encoder are whole lists
         try:
-            for block in divide(questions(queries), documents(texts), characters=characters, pairs=PAIRS_PER_BLOCK):
+            for block in divide(queries, texts, characters=characters, pairs=PAIRS_PER_BLOCK):
                 asked, read = [query for query, _, _ in block], [text for _, text, _ in block]
                 yield [rows for _, _, rows in block], self.read(asked, read, offsets=offsets, reader=reader)
                 if bar is not None:

@@ -284,20 +284,15 @@ class Reader:
         """
         offsets, known = offsets or self.needs_offsets, self.known or {}
         keys = [(offsets, text) for text in texts]
-        documents = {text: text for _, text in dict.fromkeys(keys) if (offsets, text) not in known}
-        if self.settings.layout.lowercase:
-            documents = {
-                k: Document(*self.settings.layout.normalized([d.text, d.repeated])) for k, d in documents.items()
-            }
+        new = [key for key in dict.fromkeys(keys) if key not in known]
+        documents, layout = [text for _, text in new], self.settings.layout
+        if layout.lowercase:
+            documents = [Document(*layout.normalized([text.text, text.repeated])) for text in documents]
         tokens = tokenize_documents(
-            self.tokenizer,
-            list(documents.values()),
-            self.settings.repeat_tokens,
-            offsets=offsets,
-            lead=self.text_lead,
+            self.tokenizer, documents, self.settings.repeat_tokens, offsets=offsets, lead=self.text_lead
         )
-        new = dict(zip(documents, map(self.rules.tokens, tokens), strict=True))
-        found = {key: known[key] if key in known else new[key[1]] for key in keys}
+        every = {**known, **dict(zip(new, map(self.rules.tokens, tokens), strict=True))}
+        found = {key: every[key] for key in keys}
         if self.known is not None:
             self.known = found
         return [found[key] for key in keys]
@@ -420,11 +415,9 @@ class Reader:
 
     def row(self, query: Query, text: TokenizedText, spans: list[Span], left_out: Counter[str]) -> PairCoverage:
         """Return the coverage of a pair, with the tokens that each argument truncated."""
-        query_truncated_by = ""
-        if query.tokens_read < query.tokens:
-            query_truncated_by = f"max_query_len={self.settings.max_query_len}"
-            if self.settings.max_query_len is None:
-                query_truncated_by = self._query_rule
+        limit = self.settings.max_query_len
+        rule = self._query_rule if limit is None else f"max_query_len={limit}"
+        query_truncated_by = rule if query.tokens_read < query.tokens else ""
         sizes = len(text), tokens_in(spans), len(spans), query.tokens, query.tokens_read
         return PairCoverage(query.text, *sizes, query_truncated_by, dict(+left_out))
 
