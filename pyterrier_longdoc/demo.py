@@ -14,7 +14,9 @@ import pandas as pd
 import pyterrier as pt
 from ir_measures import AP, nDCG
 
+from .analysis.by_query import position_by_query
 from .common.files import import_extra
+from .common.language import token_counter
 from .common.plots import COLOURS
 from .comparison import Comparison, PositionEffectiveness
 from .comparison.significance import p_in_words
@@ -23,8 +25,8 @@ from .modelling.preselection import BM25Windows
 MODELS = ("FirstP", "MaxP", "PARADE", "MaxSim")
 SUM = "BM25 + MaxP + MaxSim"
 """The sum of z-scores."""
-BEST_WINDOWS = 3
-"""Windows per document, selected by BM25, for all models but FirstP, to save time."""
+ENCODER = "longdoc:minilm-l6"
+"""The backbone of the packaged models."""
 
 DEMO_MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP equals the reciprocal rank."""
@@ -35,11 +37,11 @@ PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
 CHANCE = "random order"
 
 
-def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> dict[str, Any]:
+def rerankers(backbone: str | None = None, score_cache: Path | None = None, windows: int = 3) -> dict[str, Any]:
     """Return the models to compare by name: those of this package, or new ones from another cross-encoder.
 
-    MaxSim is always the packaged model, because a cross-encoder has no token vectors. The file `score_cache` stores
-    scores, so that none is computed twice.
+    All but FirstP read the `windows` windows of each document that BM25 prefers. MaxSim is always the packaged model,
+    because a cross-encoder has no token vectors. The file `score_cache` stores scores, so that none is computed twice.
     """
     from .rerankers.cross_encoder import CrossEncoder
     from .rerankers.maxsim import MaxSim
@@ -47,7 +49,7 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
 
     # float32 gives the same figures on all machines.
     common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}
-    window_arguments = {"preselect": BM25Windows(BEST_WINDOWS), **common}
+    window_arguments = {"preselect": BM25Windows(windows), **common}
     arguments = {"FirstP": common, "MaxP": window_arguments, "PARADE": window_arguments}
     maxsim = MaxSim.load("longdoc:maxsim", window_size=100, stride=80, **window_arguments)
     if backbone is not None:
@@ -125,6 +127,16 @@ def with_chance(values: pd.DataFrame, depth: int) -> pd.DataFrame:
     return pd.concat([values.sort_index(), chance], ignore_index=True)
 
 
+def by_answer(results: Comparison, dataset: Any, window: int) -> PositionEffectiveness:
+    """Divide the queries by whether the first `window` tokens of their relevant document reach their answer."""
+    gold = dataset.gold[dataset.gold["qid"].isin(results.qids)]
+    before = [dataset.documents[docno]["text"][:start] for docno, start in zip(gold["docno"], gold["start"])]
+    tokens = position_by_query(gold.assign(first_token=token_counter(ENCODER)(before)))
+    groups = {"inside": lambda qid: tokens[qid] < window, "behind": lambda qid: tokens[qid] >= window}
+    parts = {place: results.subset(list(filter(holds, results.qids))) for place, holds in groups.items()}
+    return PositionEffectiveness(parts, f"answer in the first {window} tokens, which FirstP reads, or behind them")
+
+
 def draw(natural: Comparison, moved: PositionEffectiveness | None = None) -> Any:
     """Draw a panel for a comparison with one baseline and one for moved passages, with 95 % intervals.
 
@@ -162,13 +174,14 @@ def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES)
 
 
 def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
-    """Return RR by place, with p-values against a random order and of the worst against the best place."""
-    rows = pd.DataFrame({"system": next(iter(moved.groups.values())).names})
+    """Return the first measure by place, with p-values against the baseline and of the worst against the best place."""
+    first = next(iter(moved.groups.values()))
+    measure, rows = first.measures[0], pd.DataFrame({"system": first.names})
     for place, results in moved.groups.items():
-        table = readable_table(results.table, results.measures)
-        rows[f"RR {place}"], rows[f"p {place}"] = table["RR"], table["RR p (Holm)"]
-    rows["p worst/best"] = moved.ratios["p-value"].map(_p_value)
-    return rows
+        table = readable_table(results.table, [measure])
+        rows[f"{measure} {place}"], rows[f"p {place}"] = table[measure], table[f"{measure} p (Holm)"]
+    ratios = moved.ratios[moved.ratios["measure"] == measure].reset_index(drop=True)
+    return rows.assign(**{"p worst/best": ratios["p-value"].map(_p_value)})
 
 
 def _p_value(p: float) -> str:

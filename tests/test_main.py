@@ -82,7 +82,7 @@ def computed(monkeypatch):
 
 def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, computed):
     out = tmp_path / "out"
-    arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]
+    arguments = ["--collection", f"folder:{collection}", "--queries", "0", "--depth", "4", "--output", str(out)]
     with pytest.warns(ld.ComparisonWarning, match="4 queries") as told:
         assert command.main(arguments) == 0
     assert not [each for each in told if issubclass(each.category, ld.TruncationWarning)]
