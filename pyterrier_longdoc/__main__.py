@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.collection == DEFAULT:
             moved = _run_moved(args, models, out)
         elif len(getattr(dataset, "gold", ())):
-            moved = demo.by_answer(natural, dataset, models["FirstP"].window_size)
+            moved = demo.by_answer(natural, dataset, models["FirstP"].model.reader.windows.size)
             sizes = ", ".join(f"{place} {len(part.qids)}" for place, part in moved.groups.items())
             print(f"by the place of the answer and FirstP's window: {sizes}\n")
             print(f"{demo.readable_by_place(moved).to_string(index=False)}\n(* p < 0.05)")

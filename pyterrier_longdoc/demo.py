@@ -132,8 +132,9 @@ def by_answer(results: Comparison, dataset: Any, window: int) -> PositionEffecti
     gold = dataset.gold[dataset.gold["qid"].isin(results.qids)]
     before = [dataset.documents[docno]["text"][:start] for docno, start in zip(gold["docno"], gold["start"])]
     tokens = position_by_query(gold.assign(first_token=token_counter(ENCODER)(before)))
-    groups = {"inside": lambda qid: tokens[qid] < window, "behind": lambda qid: tokens[qid] >= window}
-    parts = {place: results.subset(list(filter(holds, results.qids))) for place, holds in groups.items()}
+    inside = [qid for qid in results.qids if tokens[qid] < window]
+    groups = {"inside": inside, "behind": [qid for qid in results.qids if qid not in inside]}
+    parts = {place: results.subset(qids) for place, qids in groups.items() if qids}
     return PositionEffectiveness(parts, f"answer in the first {window} tokens, which FirstP reads, or behind them")
 
 
