@@ -130,7 +130,9 @@ def with_chance(values: pd.DataFrame, depth: int) -> pd.DataFrame:
 def by_answer(results: Comparison, dataset: Any, window: int) -> PositionEffectiveness:
     """Divide the queries by whether the first `window` tokens of their relevant document reach their answer."""
     gold = dataset.gold[dataset.gold["qid"].isin(results.qids)]
-    before = [dataset.documents[docno]["text"][:start] for docno, start in zip(gold["docno"], gold["start"])]
+    before = [
+        dataset.documents[docno]["text"][:start] for docno, start in zip(gold["docno"], gold["start"], strict=True)
+    ]
     tokens = position_by_query(gold.assign(first_token=token_counter(ENCODER)(before)))
     inside = [qid for qid in results.qids if tokens[qid] < window]
     groups = {"inside": inside, "behind": [qid for qid in results.qids if qid not in inside]}

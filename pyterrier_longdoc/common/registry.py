@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 C = TypeVar("C")
 
+CLASSES: dict[str, dict[str, type[Any]]] = {"windows": {}, "preselect": {}, "layout": {}, "template": {}}
+"""The dataclasses that saved models can have as values of these arguments, by name."""
+
 
 def register(classes: dict[str, type[C]], kind: str, name: str, cls: type[C]) -> None:
     """Register a class of a kind; defining it again, e.g. in a notebook, replaces the earlier definition."""
@@ -40,7 +43,7 @@ def to_config(value: Any) -> dict[str, Any]:
     return {"type": type(value).__name__, **defined_in(type(value)), **asdict(value)}
 
 
-def from_config(classes: Mapping[str, C], problem: str, config: Mapping[str, Any]) -> tuple[C, dict[str, Any]]:
-    """Return the class that `to_config` described, and its arguments; ValueError if it is not among the classes."""
-    arguments = dict(config)
-    return look_up(classes, problem, arguments.pop("type", None), arguments.pop("module", None)), arguments
+def from_config(name: str, config: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
+    """Return the class and the fields that `to_config` described; ValueError if the argument `name` lacks the class."""
+    fields = dict(config)
+    return look_up(CLASSES[name], f"unknown {name}", fields.pop("type", None), fields.pop("module", None)), fields

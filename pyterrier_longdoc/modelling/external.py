@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..common.presentation import changes, described
 from .backbones.architectures import InputRules
 from .encoder import BLOCK_CHARACTERS
 from .heads.base import WarmStart
-from .inputs import CPU, Encoded, Input, Settings, to_dense
+from .inputs import Encoded, Input, Settings, to_dense
 from .reader import NOTHING, PairInputs, Reader, Specials
 from .windows import WholeText, Windows
 from .words import Words
@@ -221,8 +221,7 @@ class ExternalEncoder(nn.Module):
 
     def use(self, settings: Settings, needs: str) -> None:
         """Apply settings; rerankers combine it only with heads that need no more than scores."""
-        self.settings = replace(settings, device=CPU, dtype=torch.float32)
-        self.reader = ExternalReader(self, self.settings)
+        self.settings, self.reader = settings, ExternalReader(self, settings)
 
     def initial_weights(self, backbone: Any, tokenizer: Any) -> WarmStart:
         """Return the identity as the last layer, because the vector of a window is its score."""

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 
+from .devices import resolve_device, resolve_dtype
 from .layout import LAYOUTS, InputLayout
-from .preselection import WindowSelector
+from .preselection import WindowSelector, check_preselection
 from .tokens import Span
 from .windows import Windows
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How queries and texts are read and scores are computed, from the arguments of a reranker.
+    """How queries and texts are read and scores are computed, made from the arguments of a reranker when they change.
 
     Attributes:
         windows: the window rule, before a reader fits it into the maximum input length of the backbone.
@@ -41,9 +41,12 @@ class Settings:
         batch_size: the maximum number of windows in a pass through the backbone.
         max_batch_tokens: the maximum number of tokens in a pass, padding included; a longer window is computed alone.
             None for the device's default.
-        device: the device of the weights.
-        dtype: the precision of the encoder in inference; heads always compute in fp32.
+        device_name: the device of the weights; None for a GPU if there is one.
+        dtype_name: the precision of the encoder in inference; None for that of the device. Heads compute in fp32.
         runtime: the library that computes the backbone in inference; None for the fastest one.
+
+    Raises:
+        ValueError: if the selection of windows or the layout does not suit the windows.
     """
 
     windows: Windows
@@ -58,9 +61,23 @@ class Settings:
     repeat_tokens: int = 0
     batch_size: int = 64
     max_batch_tokens: int | None = None
-    device: torch.device = CPU
-    dtype: torch.dtype = torch.float32
+    device_name: str | None = "cpu"
+    dtype_name: str | None = None
     runtime: str | None = None
+
+    def __post_init__(self) -> None:
+        check_preselection(self.preselect, self.windows)
+        self.layout.check(self.windows, self.preselect, self.max_query_len, repeats=self.repeat_tokens > 0)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of the weights; ValueError for a GPU if torch finds none."""
+        return resolve_device(self.device_name)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The precision of the encoder in inference."""
+        return resolve_dtype(self.dtype_name, self.device)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,7 +114,7 @@ class Pass:
     arguments: dict[str, torch.Tensor]  # the backbone's, by name; int64
 
 
-def collate(inputs: Sequence[Input], length: int, pad_id: int, device: Any = CPU) -> Pass:
+def collate(inputs: Sequence[Input], length: int, pad_id: int, device: Any = "cpu") -> Pass:
     """Return inputs as tensors, padded to a length."""
     columns: dict[str, tuple[list[Any], int]] = {"input_ids": ([one.ids for one in inputs], pad_id)}
     if inputs[0].types is not None:

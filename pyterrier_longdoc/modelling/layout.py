@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..common.arguments import argument, validate
+from ..common.registry import CLASSES, register
 from .windows import Truncate, WholeText, Windows
 
 POSITIONS = ("columns", "real tokens")
@@ -59,6 +60,8 @@ class InputLayout:
         # The only letter with a longer lower case.
         return [text.replace("İ", "i").lower() for text in texts] if self.lowercase else texts
 
+
+register(CLASSES["layout"], "layouts", "InputLayout", InputLayout)
 
 LAYOUTS = {
     "pair": InputLayout(),

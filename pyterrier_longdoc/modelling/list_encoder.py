@@ -69,10 +69,22 @@ class ListSettings(Settings):
     Attributes:
         block_size: the maximum number of documents in a context.
         longest_passage: the maximum number of tokens of a document in a context, without its title.
+
+    Raises:
+        ValueError: if the selected windows of a document can have more tokens than that.
     """
 
     block_size: int = 125
     longest_passage: int = 2048
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        largest, selected = self.windows.largest or 1, 1 if self.preselect is None else self.preselect.k
+        if largest * selected > self.longest_passage:
+            raise ValueError(
+                f"max_doc_len={self.longest_passage} is too small for {selected} windows of {largest} tokens: raise "
+                f"it, or use fewer or smaller windows"
+            )
 
 
 @dataclass(eq=False)

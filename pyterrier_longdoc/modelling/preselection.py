@@ -23,14 +23,12 @@ import numpy as np
 from ..common.arguments import argument, check_type, validate
 from ..common.citations import Cited
 from ..common.language import word_spans, words
-from ..common.registry import from_config, register, to_config
+from ..common.registry import CLASSES, from_config, register, to_config
 from .tokens import Span, TokenizedText
 from .windows import Truncate, WholeText, Windows
 
 FOLDER = "preselect"
 """The subfolder of a saved model for the model of a selector."""
-
-_CLASSES: dict[str, type[WindowSelector]] = {}
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class WindowSelector(Cited, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        register(_CLASSES, "selectors of windows", cls.__name__, cls)
+        register(CLASSES["preselect"], "selectors of windows", cls.__name__, cls)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -116,8 +114,9 @@ class WindowSelector(Cited, ABC):
 
 def preselection_from_config(config: dict[str, Any], folder: Path) -> WindowSelector:
     """Return the selector described by `to_config`; ValueError if its class is not defined."""
-    cls, arguments = from_config(_CLASSES, "unknown preselection", config)
-    return cls.from_config(arguments, folder)
+    cls, arguments = from_config("preselect", config)
+    selector: WindowSelector = cls.from_config(arguments, folder)
+    return selector
 
 
 def check_preselection(preselect: WindowSelector | None, windows: Windows) -> None:

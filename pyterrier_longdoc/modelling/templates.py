@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..common.arguments import argument, to_scalar, validate
+from ..common.registry import CLASSES, register
 from .tokens import Span
 
 _QUERY, _TEXT, _INSTRUCTION = "{query}", "{text}", "{instruction}"
@@ -142,6 +143,8 @@ class Template:
         prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
         return replace(self, parts=prompt, special_tokens=False, chat=False)
 
+
+register(CLASSES["template"], "templates", "Template", Template)
 
 TEMPLATES: Mapping[str, Template] = MappingProxyType(
     {

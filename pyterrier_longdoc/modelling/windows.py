@@ -22,15 +22,13 @@ import numpy as np
 from ..common.arguments import argument, validate
 from ..common.language import sentence_starts, word_starts
 from ..common.presentation import ReprMixin
-from ..common.registry import from_config, register
+from ..common.registry import CLASSES, register
 from .tokens import Span, TokenizedText
 
 CHUNK_TOKENS = 477
 """512 positions - 32 query tokens - 3 special tokens: the papers' document budget of one BERT input."""
 
 SELECTIONS = ("first", "first_last_random")
-
-_CLASSES: dict[str, type[Windows]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -65,7 +63,7 @@ class Windows(ReprMixin, ABC):
         if "__init__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
             raise TypeError(f"{cls.__name__} defines __init__, whose arguments would not be saved: make it a dataclass")
         if not cls.__name__.startswith("_"):
-            register(_CLASSES, "windows", cls.__name__, cls)
+            register(CLASSES["windows"], "windows", cls.__name__, cls)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -118,12 +116,6 @@ class Windows(ReprMixin, ABC):
         document = zlib.crc32(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
         middle = random.Random(f"{self.seed}:{document}").sample(range(1, len(spans) - 1), self.max_windows - 2)
         return [spans[0], *(spans[i] for i in sorted(middle)), spans[-1]]
-
-
-def windows_from_config(config: dict[str, Any]) -> Windows:
-    """Return the windows that `to_config` described; ValueError if no class of that name is defined."""
-    windows_class, arguments = from_config(_CLASSES, "unknown windows", config)
-    return windows_class(**arguments)
 
 
 @dataclass(frozen=True, repr=False)

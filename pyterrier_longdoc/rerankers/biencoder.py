@@ -65,7 +65,7 @@ class BiEncoder(Reranker):
 
     def _set_up(self, model: Model | None) -> Model:
         # The model is never trained: copies of this transformer load it again.
-        settings = self.settings()
+        settings = self.settings
         shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (
@@ -84,7 +84,7 @@ class BiEncoder(Reranker):
         length, sizes = shared.settings.document_length, (self.windows, self.window_size)
         if length is not None and sizes == (None, None):
             size = min(encoder.window_limit(length), settings.windows.largest or length)
-            settings = replace(settings, windows=replace(self, window_size=size).make_windows())
+            settings = replace(self, window_size=size).settings
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
         new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)
         new_model.origin = "checkpoint"

@@ -196,20 +196,20 @@ class CrossEncoder(Reranker, pt.Estimator):
         check_type(str | None, "the name of a column", instruction_field=self.instruction_field)
         if self.score_cache is not None:
             self.score_cache = full_path(self.score_cache)
-        windows, layout = self.make_windows(), resolve_layout(self.layout)
-        layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
+        layout = resolve_layout(self.layout)
         if self.template is not None:
             resolve_template(self.template)
             if layout.is_for_pairs:
                 raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
 
-    def settings(self) -> Settings:
+    def make_settings(self, **others: Any) -> Settings:
         """See the base class."""
-        return replace(
-            super().settings(),
+        return super().make_settings(
             layout=resolve_layout(self.layout),
             instruction=self.instruction if self.instruction.strip() else "",
             instruction_field=self.instruction_field,
+            **others,
+            **({} if self.has_weights else {"device_name": "cpu"}),
         )
 
     def weight_arguments(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def _set_up(self, model: Model | None) -> Model:
         """See the base class."""
-        arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
+        arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings
         if model is None:
             origin: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, PairScorer):

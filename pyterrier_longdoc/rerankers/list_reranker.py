@@ -15,6 +15,7 @@ from ..common.frames import Question, as_strings, first_stage_order, validated
 from ..common.warnings import warn_once
 from ..modelling.backbones.backbone import Backbone
 from ..modelling.encoder import WindowEncoder
+from ..modelling.inputs import Settings
 from ..modelling.list_encoder import ListEncoder, ListQuery, ListSettings, load_list_backbone
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import SELECTIONS, SentenceWindows, WholeText, Windows
@@ -85,6 +86,7 @@ class ListReranker(CrossEncoder):
     papers: ClassVar[tuple[str, ...]] = ("wang-2025-jina",)
     _trained_hint: ClassVar[str] = f"{DEFAULT_LIST_ENCODER} needs no training"
     encoder_class: ClassVar[type[WindowEncoder]] = ListEncoder
+    settings_class: ClassVar[type[Settings]] = ListSettings
 
     def head_spec(self) -> HeadSpec:
         return "cosine", {"temperature": float(self.temperature)}
@@ -105,23 +107,15 @@ class ListReranker(CrossEncoder):
 
     def check(self) -> None:
         super().check()
-        largest, selected = self.make_windows().largest or 1, 1 if self.preselect is None else self.preselect.k
-        if largest * selected > self.max_doc_len:
-            raise ValueError(
-                f"max_doc_len={self.max_doc_len} is too small for {selected} windows of {largest} tokens: raise it, or "
-                f"use fewer or smaller windows"
-            )
         if self.training is not None and self.training.sampling == "pointwise":
             raise ValueError("sampling='pointwise' trains on single documents: use sampling='listwise' or 'pairs'")
 
-    def settings(self) -> ListSettings:
-        values = dict(vars(super().settings()))
-        if self.preselect is not None:
-            values["max_doc_len"] = None  # windows are selected from the whole document
-        return ListSettings(
-            **values,
+    def make_settings(self, **others: Any) -> Settings:
+        return super().make_settings(
+            max_doc_len=self.max_doc_len if self.preselect is None else None,  # windows come from the whole document
             block_size=self.block_size,
             longest_passage=self.max_doc_len,
+            **others,
         )
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:

@@ -43,12 +43,12 @@ from ..common.presentation import HIDDEN, NotebookMixin, changes
 from ..common.progress import work_bar
 from ..common.warnings import warn_of_coverage, warn_of_queries, warn_of_seen_queries, warn_of_texts, warn_once
 from ..modelling.backbones.load import DEFAULT_BACKBONE
-from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default, resolve_device, resolve_dtype
+from ..modelling.devices import DTYPES, FASTEST, check_device, float32_by_default
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import PairScorer
 from ..modelling.inputs import Settings
 from ..modelling.model import Model
-from ..modelling.preselection import WindowSelector, check_preselection
+from ..modelling.preselection import WindowSelector
 from ..modelling.runtimes import RUNTIMES, check_runtime
 from ..modelling.windows import SELECTIONS, Windows
 from . import saved
@@ -142,6 +142,7 @@ class Reranker(NotebookMixin, pt.Transformer):
     _sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.truncated` names it for text that windows cut."""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
+    settings_class: ClassVar[type[Settings]] = Settings
 
     def __post_init__(self) -> None:
         check_roles(self)
@@ -151,6 +152,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         self._is_set_up = False  # whether the model follows the current arguments
         self._validating = False  # whether `fit` computes a validation measure
         self.check()
+        self.settings = self.make_settings()
 
     def __repr__(self) -> str:
         arguments = changes(self, hidden=("backbone", *HIDDEN))
@@ -170,7 +172,6 @@ class Reranker(NotebookMixin, pt.Transformer):
         check_device(self.device)
         check_runtime(self.runtime, self.device, self.dtype)
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
-        check_preselection(self.preselect, self.make_windows())
         if not hasattr(self.text_loader, "text_loader"):
             rule = "a dataset, an index or a transformer that adds the text; for a dict of texts by docno, it is "
             rule += "pt.apply.text(lambda row: texts[row['docno']])"
@@ -209,25 +210,28 @@ class Reranker(NotebookMixin, pt.Transformer):
         name = type(self).__name__
         raise NotImplementedError(f"{name} names no {what}: use FirstP, MaxP, PARADE, ..., or define its {method}")
 
-    def settings(self) -> Settings:
-        """Return the model's settings for the current arguments."""
-        device = resolve_device(self.device or ("cpu" if self.runtime == "openvino" else None))
+    def make_settings(self, **others: Any) -> Settings:
+        """Return the settings for the current arguments; a subclass adds `others`.
+
+        Raises:
+            ValueError: if arguments do not suit each other.
+        """
         windows = self.make_windows()
         limit = self.max_windows if self.windows is None else self.windows.max_windows
-        return Settings(
-            windows,
-            windows_argument=self._sized_by if self.windows is None else f"windows={self.windows!r}",
-            max_windows=limit if limit == windows.max_windows else None,  # FirstP always has one
-            max_doc_len=self.max_doc_len,
-            max_query_len=self.max_query_len,
-            repeat_tokens=0 if self.repeat is None else self.repeat_tokens,
-            batch_size=self.batch_size,
-            max_batch_tokens=self.max_batch_tokens,
-            preselect=self.preselect,
-            device=device,
-            dtype=resolve_dtype(self.dtype, device),
-            runtime=self.runtime,
-        )
+        values: dict[str, Any] = {
+            "windows_argument": self._sized_by if self.windows is None else f"windows={self.windows!r}",
+            "max_windows": limit if limit == windows.max_windows else None,  # FirstP always has one
+            "max_doc_len": self.max_doc_len,
+            "max_query_len": self.max_query_len,
+            "repeat_tokens": 0 if self.repeat is None else self.repeat_tokens,
+            "batch_size": self.batch_size,
+            "max_batch_tokens": self.max_batch_tokens,
+            "preselect": self.preselect,
+            "device_name": self.device or ("cpu" if self.runtime == "openvino" else None),
+            "dtype_name": self.dtype,
+            "runtime": self.runtime,
+        }
+        return self.settings_class(windows, **{**values, **others})
 
     # Its model.
 
@@ -241,6 +245,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         with _SETTING_UP:
             if self._model is None or not self._is_set_up:
                 self.check()
+                self.settings = self.make_settings()
                 with float32_by_default():
                     self._model = self._set_up(self._model)
                 self._is_set_up = True

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
 from ..common.files import replacing_files, undamaged
 from ..common.presentation import HIDDEN
-from ..common.registry import look_up, to_config
+from ..common.registry import from_config, look_up, to_config
 from ..common.warnings import warn
 from ..modelling.compact import unpack
 from ..modelling.heads import registered_heads
-from ..modelling.layout import InputLayout
 from ..modelling.model import Model
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import preselection_from_config
@@ -27,8 +26,6 @@ from ..modelling.saved import (
     read_config,
     save_model,
 )
-from ..modelling.templates import Template
-from ..modelling.windows import windows_from_config
 from ..training import TrainedOn, TrainingArgs
 
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
@@ -39,14 +36,12 @@ OF_AN_EARLIER_MODEL = (PRESELECT_FOLDER, TRAINING_FILE)
 
 
 def config_of(reranker: Any) -> dict[str, Any]:
-    """Return the arguments that define the model, JSON-able, for `arguments_from`."""
+    """Return the arguments that define the model, JSON-able but for `preselect`, for `arguments_from`."""
     parameters = without_paths(arguments_of(reranker, *OF_THE_MODEL))
     del parameters["trust_remote_code"]  # whoever loads a model decides that
-    if reranker.windows is not None:
-        parameters["windows"] = to_config(reranker.windows)
-    for name in ("layout", "template"):
-        if isinstance(parameters.get(name), InputLayout | Template):
-            parameters[name] = asdict(parameters[name])
+    for name in ("windows", "layout", "template"):
+        if is_dataclass(value := parameters.get(name)):
+            parameters[name] = to_config(value)
     return parameters
 
 
@@ -67,12 +62,11 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
         )
     arguments: dict[str, Any] = {}
     for name, value in saved.items():
-        arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-    if arguments.get("windows") is not None:
-        arguments["windows"] = windows_from_config(arguments["windows"])
-    for name, kind in (("layout", InputLayout), ("template", Template)):
-        if isinstance(arguments.get(name), dict):
-            arguments[name] = kind(**arguments[name])
+        if isinstance(value, dict):
+            cls_of_value, values = from_config(name, value)
+            arguments[name] = cls_of_value(**values)
+        else:
+            arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
     return {name: value for name, value in arguments.items() if name in roles}
 
 
@@ -137,8 +131,9 @@ def load(
     with undamaged(folder / CONFIG_FILE, SAVE_AGAIN):
         saved_class, head = _saved_class(cls, base_class, str(name), config), config["head"]
         look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
-        arguments = arguments_from(saved_class, config["parameters"])
-        preselect = arguments.pop("preselect", None)
+        parameters = dict(config["parameters"])
+        preselect = parameters.pop("preselect", None)
+        arguments = arguments_from(saved_class, parameters)
         if preselect is not None and "preselect" not in changes:
             arguments["preselect"] = preselection_from_config(preselect, folder)
         # The weights belong to the saved arguments: the first transform refuses changes of those that decide them.
@@ -149,7 +144,7 @@ def load(
             unpack(model, folder, config)
         else:
             parts = {"encoder": original.encoder_class, "weight_arguments": original.weight_arguments()}
-            model = load_model(folder, config, original.settings(), **parts)
+            model = load_model(folder, config, original.settings, **parts)
         model.origin = "fit" if head["ready"] else "random"
     original.training = _read_training(model, folder / TRAINING_FILE)
     note_source(original, model, str(name), revision)

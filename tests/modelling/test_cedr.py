@@ -110,7 +110,7 @@ def test_cosines_are_fp32_in_low_precision(backbone):
         return values
 
     scorer.head.match = spy
-    scorer.use(replace(scorer.settings, dtype=torch.bfloat16))
+    scorer.use(replace(scorer.settings, dtype_name="bfloat16"))
     scorer.score(QUERIES, TEXTS)
     assert set(seen) == {(torch.float32, torch.float32, torch.float32, False)}
 

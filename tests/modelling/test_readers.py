@@ -181,7 +181,11 @@ def test_arguments_that_do_not_fit_the_input_are_refused_by_name():
         (lambda *a: SeparateReader(*a, prefixes=("a " * 130, "")), {}, "query_prefix="),
         (lambda *a: SeparateReader(*a, prefixes=("", "a " * 130)), {}, "passage_prefix="),
         (lambda _, s: reader_of(backbone(template=TRAIL), s), {"layout": LAYOUTS["padded"]}, "layout='pair'"),
-        (lambda _, s: reader_of(backbone(prompt="find: "), s), {"layout": LAYOUTS["shared"]}, "layout='pair'"),
+        (
+            lambda _, s: reader_of(backbone(prompt="find: "), s),
+            {"windows": Truncate(), "layout": LAYOUTS["shared"]},
+            "layout='pair'",
+        ),
         (Reader, {"layout": LAYOUTS["longformer"]}, "positions='columns'"),
     ]:
         with pytest.raises(ValueError, match=name):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from pyterrier_longdoc.common.registry import to_config
+from pyterrier_longdoc.common.registry import from_config, to_config
 from pyterrier_longdoc.modelling.tokens import TokenizedText, tokenize
 from pyterrier_longdoc.modelling.windows import (
     CHUNK_TOKENS,
@@ -23,7 +23,6 @@ from pyterrier_longdoc.modelling.windows import (
     Truncate,
     WholeText,
     Windows,
-    windows_from_config,
 )
 
 from ..support import tiny
@@ -190,9 +189,14 @@ def test_windows_that_do_not_fit_are_refused():
 OPEN = (Truncate(), WholeText(), SentenceWindows(max_sentences=1), FixedGrid(6, 4, 30))
 
 
+def restored(config):
+    cls, fields = from_config("windows", config)
+    return cls(**fields)
+
+
 def test_windows_are_restored_from_their_description():
     for windows in [*EVERY_CLASS, *OPEN, *(replace(w, max_windows=4, seed=7) for w in EVERY_CLASS)]:
-        assert windows_from_config(json.loads(json.dumps(to_config(windows)))) == windows
+        assert restored(json.loads(json.dumps(to_config(windows)))) == windows
 
 
 def halves():
@@ -212,9 +216,9 @@ def halves():
 def test_user_windows_are_restored_from_their_description():
     windows = halves()(longest=30, max_windows=1)
     assert windows(range(9)) == [(0, 4)]
-    assert windows_from_config(to_config(windows)) == windows
+    assert restored(to_config(windows)) == windows
     anew = halves()  # as in a notebook, whose cell is run again
-    assert type(windows_from_config(to_config(windows))) is anew
+    assert type(restored(to_config(windows))) is anew
 
 
 def test_a_name_of_the_package_cannot_be_given_to_user_windows():
