@@ -372,6 +372,20 @@ def test_constructing_a_model_loads_no_weights_and_keeps_the_random_state(name, 
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_settings_are_made_once_after_a_change(cross_encoder, results, monkeypatch):
+    made, make_settings = [], ld.MaxP.make_settings
+    monkeypatch.setattr(ld.MaxP, "make_settings", lambda self: made.append(make_settings(self)) or made[-1])
+    model = ld.MaxP(cross_encoder, stride=20, device="cpu")
+    for window_size in (40, 50):
+        made.clear()
+        model.window_size = window_size
+        model(results)
+        model(results)
+        (settings,) = made
+        assert model.model.settings is settings
+        assert settings.windows.size == window_size
+
+
 def test_a_model_can_be_pickled_before_and_after_loading_its_weights(fresh, loaded, results):
     unloaded = pickle.loads(pickle.dumps(fresh))
     expected = scores(fresh, results)
