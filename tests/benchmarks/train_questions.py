@@ -53,6 +53,7 @@ from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.data.docstrings import folded
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
 from pyterrier_longdoc.modelling.compact import pack
+from pyterrier_longdoc.modelling.saved import ITS_NAME
 
 COLLECTIONS = ("squad", "newwiki", "fairytaleqa", "medquad", "nq")
 NEVER = ("time", "cranfield", "vaswani")
@@ -443,8 +444,9 @@ def write_packaged(model: Any, name: str, untrained: Any, *, encoder_of: str | N
     shutil.rmtree(target, ignore_errors=True)
     model.save(target)
     pack(target, untrained, encoder_of=encoder_of)
-    with (target / "README.md").open("a", encoding="utf-8") as readme:
-        readme.write(Path(__file__).with_name("packaged_card.md").read_text(encoding="utf-8"))
+    card, readme = Path(__file__).with_name("packaged_card.md").read_text(encoding="utf-8"), target / "README.md"
+    text = readme.read_text(encoding="utf-8").replace(ITS_NAME, f"longdoc:{name}")
+    readme.write_text(text + card, encoding="utf-8")
     print(f"longdoc:{name}: {sum(file.stat().st_size for file in target.iterdir()) / 1e6:.2f} MB", flush=True)
 
 
