@@ -31,6 +31,7 @@ from ir_measures import nDCG
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis.evidence import BASELINES
+from pyterrier_longdoc.common.frames import Document
 
 from ..support.systems import forget
 from .questions import Questions, candidates, processor
@@ -76,7 +77,7 @@ def cost(args: argparse.Namespace) -> pd.DataFrame:
     best_maxp = ld.CrossEncoder.load("longdoc:maxp", **best)
     texts, tokens = [], 0
     for row in dataset.get_corpus_iter(verbose=False):
-        size = len(maxp.model.reader.tokenize([row["text"]])[0])
+        size = len(maxp.model.reader.tokenize([Document(row["text"])])[0])
         if args.tokens <= size < 2 * args.tokens and len(texts) < args.documents:
             texts, tokens = [*texts, row["text"]], tokens + size
     queries = dataset.get_topics("test" if "test" in dataset.splits else None)["query"].head(args.queries).tolist()

@@ -33,9 +33,6 @@ class InputRules:
         arguments: the backbone's arguments in every pass.
     """
 
-    padding = "none"
-    """The rule of padding in the words of the table of architectures."""
-
     needs_offsets = False
     """Whether `tokens` needs the character offsets of tokens."""
 
@@ -70,8 +67,6 @@ class InputRules:
 class EqualLengthRules(InputRules):
     """Encoders whose states depend on padding despite the mask: inputs of a pass have equal length."""
 
-    padding = "one length in a pass"
-
     def padded(self, length: int) -> int:
         return length
 
@@ -87,8 +82,6 @@ class LongformerRules(InputRules):
             with a mark before each sentence of a text (QDS-Transformer, Jiang et al. 2020).
         mark: the mark, the tokenizer's first token; None without marks.
     """
-
-    padding = "to its window"
 
     def __init__(
         self, config: Any, arguments: Mapping[str, Any], *, global_attention: str = "query", mark: int | None = None
@@ -130,8 +123,6 @@ class BigBirdRules(InputRules):
     At the first short input, the model itself switches to full attention permanently. Its last block, which all tokens
     attend to, moves with the padding: inputs of a pass therefore have the same number of blocks.
     """
-
-    padding = "to its blocks, one length in a pass"
 
     def __init__(self, config: Any, arguments: Mapping[str, Any]) -> None:
         super().__init__(config, arguments)
