@@ -33,7 +33,7 @@ _PUBLIC = {
     ],
     "modelling.layout": ["InputLayout"],
     "modelling.templates": ["Template"],
-    "modelling.preselection": ["FirstK", "BM25Windows"],
+    "modelling.preselection": ["FirstK", "BM25Windows", "WindowSelector"],
     "common.frames": ["EmptyTextWarning", "SeenQueriesWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
