@@ -50,10 +50,3 @@ def test_pages_read_well_on_github(source):
     others = re.sub(r'.*Unknown directive type "\S+"\.\n\n(?:\.\. .*\n(?: +.*\n|\n)*)', "", told.getvalue())
     assert others.strip() == ""
     assert "mailto:" not in html, "nDCG@10 becomes an address: make it a literal"
-
-
-def test_pages_named_in_other_pages_exist():
-    texts = [source.read_text(encoding="utf-8") for source in PAGES.glob("*.rst")]
-    titles = {re.search(r"^(.+)\n===", text, re.MULTILINE)[1] for text in texts}
-    named = {" ".join(name.split()) for text in texts for name in re.findall(r"the\s+page\s+\*([^*]+)\*", text)}
-    assert named <= titles
