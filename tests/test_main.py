@@ -110,6 +110,31 @@ def test_the_demo_runs_on_a_custom_collection(collection, tmp_path, capfd, compu
     assert report(capfd.readouterr().out) == report(printed.out)
 
 
+def test_known_answers_divide_the_queries_by_the_window_of_firstp(tmp_path, capsys):
+    filler, articles = "the committee met on tuesday and adjourned without a decision. " * 60, []
+    for number, (name, fact) in enumerate(FACTS.items()):
+        text = f"{fact}. {filler}" if number < 3 else f"{filler} {fact}."
+        answer = {"text": fact, "answer_start": text.index(fact)}
+        question = {"id": f"q{number}", "question": f"what is a {name}", "answers": [answer]}
+        again = {**question, "id": f"again{number}"}
+        articles.append({"title": name, "paragraphs": [{"context": text, "qas": [question, again]}]})
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps({"data": articles}), encoding="utf-8")
+    backbone = tiny.checkpoint(tmp_path / "backbone", max_position_embeddings=512)
+    out = tmp_path / "out"
+    arguments = ["--collection", f"squad:{file}", "--backbone", backbone, "--depth", "4", "--windows", "1"]
+    with pytest.warns(ld.ComparisonWarning, match="4 queries"):  # each question once
+        assert command.main([*arguments, "--output", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "inside 3, behind 1" in printed
+    assert all(column in printed for column in ("nDCG@10 inside", "nDCG@10 behind"))
+    values = pd.read_csv(out / "natural.csv", dtype={"qid": str})
+    firstp = values[(values["name"] == "FirstP") & (values["measure"] == "nDCG@10")].set_index("qid")["value"]
+    line = next(line for line in printed.split("inside 3, behind 1")[1].splitlines() if line.split()[:1] == ["FirstP"])
+    assert line.split()[1] == f"{firstp[['q0', 'q1', 'q2']].mean():.3f}"
+    assert f"{firstp['q3']:.3f}" in line
+
+
 def report(printed: str) -> list[str]:
     """The lines about what each model read."""
     return [line for line in printed.splitlines() if line.startswith(demo.MODELS) and "%" in line]
@@ -219,6 +244,7 @@ def test_the_figure_has_a_panel_for_each_part():
         (["--baseline", "PL2"], "PL2"),
         (["--depth", "0"], "--depth"),
         (["--queries", "-3"], "--queries"),
+        (["--windows", "0"], "--windows"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(arguments, named, capsys):

@@ -7,6 +7,7 @@ the page on first stages need Terrier, and run where its jars are, on a part of 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -93,6 +94,21 @@ def run(
 
 def figures(text: str) -> list[float]:
     return [float(figure) for figure in FIGURE.findall(text)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it runs on GitHub's Linux")
+def test_a_release_has_no_relative_links(tmp_path):
+    (tmp_path / "README.md").write_text(README, encoding="utf-8")
+    release = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    (command,) = re.findall(r"run: (sed .*)", release)
+    environment = {**os.environ, "GITHUB_REPOSITORY": "o/r", "GITHUB_REF_NAME": "v1"}
+    subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
+    before, after = (
+        re.findall(r"\]\(([^)]+)\)", text) for text in (README, (tmp_path / "README.md").read_text("utf-8"))
+    )
+    blob = "https://github.com/o/r/blob/v1/"
+    assert after == [link if link.startswith("https:") else f"{blob}{link}" for link in before]
+    assert any(link.startswith(blob) for link in after)
 
 
 @pytest.mark.parametrize("name", CONTENTS)
