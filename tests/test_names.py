@@ -163,3 +163,10 @@ def test_models_and_collections_of_longdoc_exist():
         LongDocDatasetProvider().get_dataset("nothing")
     known = {*packaged_models(), ENCODER, *re.findall(r"longdoc:[\w-]+", str(error.value))}
     assert absent_from(lambda text, path: set(re.findall(r"(?<![\w-])longdoc:[a-z][\w-]*\w", text)) - known) == {}
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_the_card_of_a_packaged_model_loads_that_model(name):
+    card = (PACKAGE / "models" / name.removeprefix("longdoc:") / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r'\.load\("([^"]+)"\)', card) == [name]
+    assert "Licence" in card
