@@ -119,7 +119,7 @@ _NOT_AS_PUBLISHED = {
     "FirstP RankGPT (GPT-4o-mini)": _PROMPT,
     "LongP RankGPT (GPT-4o-mini)": _PROMPT,
 }
-"""Reasons by row; the documentation lists them under "What cannot be reproduced, and why"."""
+"""Why a row cannot be reproduced, for its `note`."""
 
 
 class Presets(dict[str, Preset]):
