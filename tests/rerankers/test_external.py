@@ -108,7 +108,7 @@ def test_the_function_of_the_page_asks_a_server(results):
     defined: dict = {"ld": ld}
     exec(code.split("\nbge = ")[0], defined)
     with serving(answer) as server:
-        rerank = ld.PairScorer(partial(defined["rerank"], url=server.url))
+        rerank = ld.PairScorer(partial(defined["rerank"], url=f"{server.url}/rerank"))
         found = scores(ld.MaxP(rerank, batch_size=8, **WORDS), results)
     assert {path for path, _, _ in server.requests} == {"/rerank"}
     np.testing.assert_allclose(found, scores(ld.MaxP(ld.PairScorer(overlap), **WORDS), results))
