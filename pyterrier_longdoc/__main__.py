@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TruncationWarning)  # the output already reports unread text
         natural = _run_natural(args, dataset, models, out)
-        moved = None
+        moved, gold = None, getattr(dataset, "gold", None)
         if args.collection == DEFAULT:
             moved = _run_moved(args, models, out)
-        elif len(getattr(dataset, "gold", ())):
-            moved = demo.by_answer(natural, dataset, models["FirstP"].model.reader.windows.size)
+        elif gold is not None and gold["qid"].isin(natural.qids).any():
+            moved = demo.by_answer(natural, dataset, models["FirstP"])
             sizes = ", ".join(f"{place} {len(part.qids)}" for place, part in moved.groups.items())
             print(f"by the place of the answer and FirstP's window: {sizes}\n")
             print(f"{demo.readable_by_place(moved).to_string(index=False)}\n(* p < 0.05)")

@@ -14,7 +14,6 @@ import pandas as pd
 import pyterrier as pt
 from ir_measures import AP, nDCG
 
-from .analysis.by_query import position_by_query
 from .common.files import import_extra
 from .common.language import token_counter
 from .common.plots import COLOURS
@@ -25,8 +24,6 @@ from .modelling.preselection import BM25Windows
 MODELS = ("FirstP", "MaxP", "PARADE", "MaxSim")
 SUM = "BM25 + MaxP + MaxSim"
 """The sum of z-scores."""
-ENCODER = "longdoc:minilm-l6"
-"""The backbone of the packaged models."""
 
 DEMO_MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP equals the reciprocal rank."""
@@ -127,17 +124,18 @@ def with_chance(values: pd.DataFrame, depth: int) -> pd.DataFrame:
     return pd.concat([values.sort_index(), chance], ignore_index=True)
 
 
-def by_answer(results: Comparison, dataset: Any, window: int) -> PositionEffectiveness:
-    """Divide the queries by whether the first `window` tokens of their relevant document reach their answer."""
-    gold = dataset.gold[dataset.gold["qid"].isin(results.qids)]
+def by_answer(results: Comparison, dataset: Any, firstp: Any) -> PositionEffectiveness:
+    """Divide the queries by whether an answer begins inside FirstP's window; those without an answer are left out."""
+    gold, window = dataset.gold[dataset.gold["qid"].isin(results.qids)], firstp.model.reader.windows.largest
     before = [
         dataset.documents[docno]["text"][:start] for docno, start in zip(gold["docno"], gold["start"], strict=True)
     ]
-    tokens = position_by_query(gold.assign(first_token=token_counter(ENCODER)(before)))
-    inside = [qid for qid in results.qids if tokens[qid] < window]
-    groups = {"inside": inside, "behind": [qid for qid in results.qids if qid not in inside]}
+    tokens = pd.Series(token_counter(firstp.model.tokenizer)(before), gold["qid"]).groupby(level=0).min()
+    answered = [qid for qid in results.qids if qid in tokens]
+    inside = [qid for qid in answered if window is None or tokens[qid] < window]
+    groups = {"inside": inside, "behind": [qid for qid in answered if qid not in inside]}
     parts = {place: results.subset(qids) for place, qids in groups.items() if qids}
-    return PositionEffectiveness(parts, f"answer in the first {window} tokens, which FirstP reads, or behind them")
+    return PositionEffectiveness(parts, "answer inside FirstP's window, or behind it")
 
 
 def draw(natural: Comparison, moved: PositionEffectiveness | None = None) -> Any:

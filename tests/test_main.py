@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import ir_measures
 import numpy as np
@@ -133,6 +134,18 @@ def test_known_answers_divide_the_queries_by_the_window_of_firstp(tmp_path, caps
     line = next(line for line in printed.split("inside 3, behind 1")[1].splitlines() if line.split()[:1] == ["FirstP"])
     assert line.split()[1] == f"{firstp[['q0', 'q1', 'q2']].mean():.3f}"
     assert f"{firstp['q3']:.3f}" in line
+
+
+def test_queries_are_divided_by_their_first_answer():
+    words = "word " * 30
+    documents = {"d": {"docno": "d", "text": f"early {words} far"}}
+    gold = pd.DataFrame([("both", 0), ("both", 100), ("far", 100)], columns=["qid", "start"]).assign(docno="d")
+    dataset = SimpleNamespace(gold=gold, documents=documents)
+    firstp = ld.FirstP(tiny.encoder(), window_size=8, max_query_len=8, device="cpu")
+    rows = [("BM25", qid, "nDCG@10", 0.5) for qid in ("both", "far", "unanswered")]
+    results = ld.compare(pd.DataFrame(rows, columns=["name", "qid", "measure", "value"]))
+    places = demo.by_answer(results, dataset, firstp).groups
+    assert {place: part.qids for place, part in places.items()} == {"inside": ["both"], "behind": ["far"]}
 
 
 def report(printed: str) -> list[str]:

@@ -65,8 +65,7 @@ class BiEncoder(Reranker):
 
     def _set_up(self, model: Model | None) -> Model:
         # The model is never trained: copies of this transformer load it again.
-        settings = self.settings
-        shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
+        shared = shared_encoder(str(self.backbone), self._settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (
                 f"{str(self.backbone)!r} is a cross-encoder, not a bi-encoder: its similarities are not "
@@ -83,10 +82,10 @@ class BiEncoder(Reranker):
         )
         length, sizes = shared.settings.document_length, (self.windows, self.window_size)
         if length is not None and sizes == (None, None):
-            size = min(encoder.window_limit(length), settings.windows.largest or length)
-            settings = replace(self, window_size=size).settings
+            size = min(encoder.window_limit(length), self._settings.windows.largest or length)
+            self._settings = replace(self, window_size=size).make_settings()
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)
+        new_model = Model(encoder, tokenizer, head, self._settings, backbone=shared.backbone)
         new_model.origin = "checkpoint"
         return new_model.eval()
 

@@ -221,7 +221,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     def _set_up(self, model: Model | None) -> Model:
         """See the base class."""
-        arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings
+        arguments, head, settings = self.weight_arguments(), self.head_spec(), self._settings
         if model is None:
             origin: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, PairScorer):

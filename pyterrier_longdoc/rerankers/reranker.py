@@ -152,7 +152,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         self._is_set_up = False  # whether the model follows the current arguments
         self._validating = False  # whether `fit` computes a validation measure
         self.check()
-        self.settings = self.make_settings()
+        self._settings = self.make_settings()
 
     def __repr__(self) -> str:
         arguments = changes(self, hidden=("backbone", *HIDDEN))
@@ -245,7 +245,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         with _SETTING_UP:
             if self._model is None or not self._is_set_up:
                 self.check()
-                self.settings = self.make_settings()
+                self._settings = self.make_settings()
+                _ = self._settings.device  # raises an error before anything is loaded
                 with float32_by_default():
                     self._model = self._set_up(self._model)
                 self._is_set_up = True

@@ -10,7 +10,7 @@ from typing import Any
 from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
 from ..common.files import replacing_files, undamaged
 from ..common.presentation import HIDDEN
-from ..common.registry import from_config, look_up, to_config
+from ..common.registry import CLASSES, from_config, look_up, to_config
 from ..common.warnings import warn
 from ..modelling.compact import unpack
 from ..modelling.heads import registered_heads
@@ -62,7 +62,7 @@ def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
         )
     arguments: dict[str, Any] = {}
     for name, value in saved.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name in CLASSES:
             cls_of_value, values = from_config(name, value)
             arguments[name] = cls_of_value(**values)
         else:
@@ -144,7 +144,7 @@ def load(
             unpack(model, folder, config)
         else:
             parts = {"encoder": original.encoder_class, "weight_arguments": original.weight_arguments()}
-            model = load_model(folder, config, original.settings, **parts)
+            model = load_model(folder, config, original.make_settings(), **parts)
         model.origin = "fit" if head["ready"] else "random"
     original.training = _read_training(model, folder / TRAINING_FILE)
     note_source(original, model, str(name), revision)

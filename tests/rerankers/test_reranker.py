@@ -372,6 +372,12 @@ def test_constructing_a_model_loads_no_weights_and_keeps_the_random_state(name, 
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_a_missing_gpu_is_an_error_before_anything_loads(results, nothing_loads, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device='cuda'"):
+        ld.MaxP(device="cuda")(results)
+
+
 def test_settings_are_made_once_after_a_change(cross_encoder, results, monkeypatch):
     made, make_settings = [], ld.MaxP.make_settings
     monkeypatch.setattr(ld.MaxP, "make_settings", lambda self: made.append(make_settings(self)) or made[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 
 import huggingface_hub
@@ -55,6 +55,16 @@ def test_the_repr_of_a_saved_model_is_the_call_that_loads_it(saved, results):
     with pytest.warns(ld.training.ContinuedTrainingWarning):
         loaded.fit(results, QRELS)
     assert ".load(" not in repr(loaded)
+
+
+def test_a_users_argument_may_be_a_dict(tmp_path, cross_encoder):
+    @dataclass(eq=False, repr=False)
+    class Noted(ld.MaxP):
+        _: KW_ONLY
+        notes: dict = ld.argument(None, role="input")  # noqa: RUF009
+
+    Noted(cross_encoder, window_size=40, stride=20, device="cpu", notes={"type": 1}).save(tmp_path / "noted")
+    assert ld.CrossEncoder.load(tmp_path / "noted").notes == {"type": 1}
 
 
 def test_an_artifact_has_the_description_of_its_model(saved):
