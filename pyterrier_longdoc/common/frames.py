@@ -340,7 +340,7 @@ def with_scores(
     out = inp[kept].assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)
-    return pt.model.add_ranks(out)
+    return pt.model.add_ranks(out, single_query=out["qid"].nunique() == 1)
 
 
 def check_columns(frame: pd.DataFrame, columns: Iterable[str], owner: str) -> None:
