@@ -28,7 +28,7 @@ Role = Literal["checkpoint", "weights", "head", "windows", "input", "computing",
 The first five are saved with a model and are part of its key.
 """
 
-OF_THE_MODEL: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "input")
+SAVED_ROLES: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "input")
 
 
 def argument(

@@ -324,7 +324,7 @@ EXPLANATION = (*OF_WINDOWS, "term_places", "window_tokenizer", "window_field", "
 OWN_EXPLANATION = "explain_"
 """The prefix of the columns that a user's own encoder adds to them."""
 
-OF_A_SCORE = ("score", "rank", *EXPLANATION)
+SCORE_COLUMNS = ("score", "rank", *EXPLANATION)
 """The columns that belong to a score; new scores replace or remove them, and those with the prefix."""
 
 
@@ -335,7 +335,7 @@ def with_scores(
 
     Columns that belong to the scores of an earlier model are removed.
     """
-    replaced = {*OF_A_SCORE, *columns}
+    replaced = {*SCORE_COLUMNS, *columns}
     kept = [name for name in inp if name not in replaced and not str(name).startswith(OWN_EXPLANATION)]
     out = inp[kept].assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():

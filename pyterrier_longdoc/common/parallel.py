@@ -24,7 +24,7 @@ def in_parallel(
 ) -> list[Result]:
     """Return `work(item, run_all)` for each item; `run_all` runs tasks in `concurrency` threads.
 
-    As many items are processed at the same time. `on_task` is called after each task and `on_done` after each item, by
+    Processes up to `concurrency` items at a time. `on_task` is called after each task and `on_done` after each item, by
     one thread at a time. After an error or Ctrl-C, no further task starts; running tasks are finished, because their
     replies are paid for. Then the first error is raised.
     """

@@ -72,7 +72,7 @@ def warn_of_queries(transformer: Any, queries: Sequence[str]) -> None:
     language = next(filter(None, map(_QUERY_LANGUAGE.search, set(queries))), None)
     if language:
         cure = "put pt.rewrite.reset() after the query expansion to restore the original queries"
-        message = f"reads Terrier's query language ({language[0].strip()!r}) as words: {cure}."
+        message = f"reads Terrier's query syntax ({language[0].strip()!r}) as plain words: {cure}."
         warn_once(transformer, f"{type(transformer).__name__} {message}", UserWarning)
 
 
@@ -126,7 +126,7 @@ def warn_of_coverage(transformer: Any, coverage: Coverage, task: str = "") -> No
     ):
         subject = f"{name}: no {what}"
         if rows and (said is None or subject not in said):
-            message = f"{name}: {rows} of {coverage.rows} rows have no {what}, but get a score, which can be a high one"
+            message = f"{name}: {rows} of {coverage.rows} rows have no {what}, and their scores mean nothing"
             warn(f"{message}: {cure}.", EmptyTextWarning)
             if said is not None:
                 said.add(subject)

@@ -171,7 +171,8 @@ class Comparison:
         Args:
             values: a number for each qid, e.g. of `position_by_query` or `length_by_query`. Queries without a number,
                 and those below the first edge, are left out.
-            edges: the lower bounds of the groups, ascending; the last group has no upper bound.
+            edges: the lower bounds of the groups, ascending; the last group has no upper bound. A group without queries
+                is left out.
             label: what the numbers are, for the axis of the plot.
 
         Raises:

@@ -337,7 +337,7 @@ class Model(nn.Module):
             ]
         return columns | self.encoder.explain(pairs, encoded, head)
 
-    # Its weights.
+    # Weights.
 
     def describe(self) -> dict[str, Any]:
         """Return everything on which scores depend apart from query and text, JSON-able: reader, weights and precision.

@@ -31,7 +31,7 @@ TRAINING_FILE = "training.json"
 ARTIFACT_FILE = "pt_meta.json"
 SAVE_AGAIN = "save the model again"
 
-ITS_NAME = "this-folder-or-hub-id"
+PLACEHOLDER_NAME = "this-folder-or-hub-id"
 _CARD = """---
 library_name: pyterrier_longdoc
 tags:
@@ -172,7 +172,7 @@ def _card(cls: type, parameters: dict[str, Any]) -> str:
     name, module = cls.__name__, defined_in(cls).get("module")
     return _CARD.format(
         name=name,
-        its_name=ITS_NAME,
+        its_name=PLACEHOLDER_NAME,
         import_line="import pyterrier_longdoc as ld" if module is None else f"from {module} import {name}",
         class_name=f"ld.{name}" if module is None else name,
         backbone=parameters["backbone"],

@@ -26,7 +26,7 @@ from ..modelling.heads import Head, registered_heads
 from ..modelling.inputs import Settings
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.model import Model
-from ..modelling.saved import ARTIFACT_FILE, ITS_NAME
+from ..modelling.saved import ARTIFACT_FILE, PLACEHOLDER_NAME
 from ..modelling.templates import Template, resolve_template
 from ..modelling.weights import HeadSpec, exchange_head, start_from
 from ..training import (
@@ -58,7 +58,7 @@ class UntrainedWarning(UserWarning):
 class CrossEncoder(Reranker, pt.Estimator):
     """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
 
-    Scores are logits. Attributes that decide the weights are fixed once these are loaded; others may change.
+    Scores are logits. Once the weights are loaded, you can change every attribute except those that select weights.
 
     Args:
         backbone: a Hugging Face model name or a folder, with a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
@@ -146,7 +146,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Return the recipe to use without `training`."""
         return TrainingArgs()
 
-    # Its arguments.
+    # Arguments.
 
     @property
     def has_weights(self) -> bool:
@@ -217,7 +217,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         values = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
         return saved.without_paths({name: value for name, value in values.items() if name not in self.head_spec()[1]})
 
-    # Its model.
+    # Model.
 
     def _set_up(self, model: Model | None) -> Model:
         """See the base class."""
@@ -501,7 +501,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             file = Path(folder, "README.md")
             card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8"))
             card.data["license"], card.data["datasets"] = license, datasets and list(datasets)
-            card.text = card.text.replace(ITS_NAME, repo_id)
+            card.text = card.text.replace(PLACEHOLDER_NAME, repo_id)
             if self.trained_on is not None and not is_standard:
                 card.text += f"\nTraining data: {self.trained_on}.\n"
             file.write_text(str(card), encoding="utf-8")
@@ -512,7 +512,7 @@ class CrossEncoder(Reranker, pt.Estimator):
                 pt.Artifact.load(folder).to_hf(repo_id)
             if api.file_exists(repo_id, file.name):
                 file.unlink()
-            old = [*saved.OF_AN_EARLIER_MODEL, f"{saved.PRESELECT_FOLDER}/*", ARTIFACT_FILE]
+            old = [*saved.STALE_FILES, f"{saved.PRESELECT_FOLDER}/*", ARTIFACT_FILE]
             info = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message=commit_message, delete_patterns=old
             )  # deletes nothing that it uploads

@@ -21,11 +21,11 @@ from ..common.files import MARKER, full_path, replacing_files
 from ..common.packaged import ENCODER
 from ..modelling.backbones.architectures import quiet
 from ..modelling.backbones.backbone import values_of
-from ..modelling.backbones.classifiers import take_apart
+from ..modelling.backbones.classifiers import split_classifier
 from ..modelling.backbones.modules import TOKENS, library
 from ..modelling.backbones.steps import RepresentationSteps
 from ..modelling.layout import InputLayout, resolve_layout
-from ..modelling.saved import ITS_NAME
+from ..modelling.saved import PLACEHOLDER_NAME
 
 _SMALL = 2.0**-12
 """For such a small t, `tanh(t x) / t` is x to float32 precision: an error of x^3 t^2 / 3."""
@@ -180,7 +180,7 @@ def _classifier(model: Any) -> Any:
     # Without it a CrossEncoder applies a sigmoid to a single label.
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     pooler = getattr(classifier.base_model, "pooler", None)
-    parts: Any = take_apart(classifier)
+    parts: Any = split_classifier(classifier)
     parts.model.load_state_dict(encoder.backbone.state_dict())
     parts.final.load_state_dict(final.state_dict())
     if backbone.representation is not None:
@@ -190,7 +190,7 @@ def _classifier(model: Any) -> Any:
         nn.init.zeros_(parts.representation.dense.bias)
         parts.final.weight.div_(_SMALL)
     if isinstance(pooler, nn.Module):
-        classifier.base_model.pooler = pooler  # which `take_apart` has removed
+        classifier.base_model.pooler = pooler  # which `split_classifier` has removed
     return classifier.eval()
 
 
@@ -253,7 +253,7 @@ def _finish(reranker: Any, folder: Path, card: str) -> None:
     named = {name: getattr(reranker, name) for name in ("window_size", "stride") if getattr(reranker, name, None)}
     text = card.format(
         name=type(reranker).__name__,
-        its_name=ITS_NAME,
+        its_name=PLACEHOLDER_NAME,
         arguments="".join(f", {name}={value}" for name, value in named.items()),
         query=reranker.max_query_len,
     )

@@ -253,7 +253,7 @@ class PARADE(SlidingReranker):
             need no training, and `"attn"` starts as `"avg"`. The transformer must be trained.
         attention: for `"attn"`: `"vector"` for one weight per window, as in the PARADE paper, or `"elementwise"` for
             one per window and feature, as in the experiments of Boytsov et al. 2025.
-        aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
+        aggregator: for `"transformer"`: a checkpoint whose layers are used as the aggregator, e.g.
             `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for randomly initialized layers (RAND-L2).
         layers: the number of random layers.
         attention_heads: of random layers; None for the largest number up to 12 that divides the hidden size.

@@ -88,8 +88,8 @@ class Reranker(NotebookMixin, pt.Transformer):
         max_windows: the maximum number of windows per document; None keeps all.
         selection: which windows to keep: `"first"` or `"first_last_random"` (as in PARADE).
         preselect: scores only the windows that a cheaper method ranks highest for the query, e.g. `BM25Windows(3)`: a
-            `FirstK`, `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. It selects from the windows that
-            `max_windows` keeps, also in `fit`. None scores all windows.
+            `FirstK`, `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`. It applies after
+            `max_windows`, in `fit` as well. None scores all windows.
         repeat: the columns of `text_field` that are prepended to every window, such as the title:
             `text_field=("title", "body"), repeat="title"`. Each column takes one line. With None, all columns are
             joined before windowing, so only the first windows contain the title.
@@ -97,7 +97,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             towards `window_size` and `max_doc_len`. Every window reserves room for them, so that the windows of a
             document do not depend on its title.
         max_batch_tokens: the maximum number of tokens in a batch, padding included; None for 16,384 on a GPU and 2,048
-            on a CPU. A batch that does not fit into a GPU's memory is halved once; lower this if that is not enough.
+            on a CPU. If a batch does not fit into a GPU's memory, it is split in two and tried once more.
         runtime: the library that computes the backbone in inference: `"torch"`, or `"openvino"` on a CPU. None uses
             OpenVINO on an x86-64 CPU if it is installed, for a BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT or ModernBERT
             with at least 5 million weights, in a precision in which the CPU is fast. The first call after a change of
@@ -149,7 +149,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         self.coverage: Coverage | None = None
         self.warned: set[str] = set()
         self._model: Model | None = None
-        self._is_set_up = False  # whether the model follows the current arguments
+        self._is_set_up = False  # whether the model matches the current arguments
         self._validating = False  # whether `fit` computes a validation measure
         self.check()
         self._settings = self.make_settings()
@@ -162,7 +162,7 @@ class Reranker(NotebookMixin, pt.Transformer):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "_is_set_up": False}
 
-    # Its arguments.
+    # Arguments.
 
     def check(self) -> None:
         """Raise ValueError for arguments that can never work, without loading anything."""
@@ -233,7 +233,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         }
         return self.settings_class(windows, **{**values, **others})
 
-    # Its model.
+    # Model.
 
     @property
     def model(self) -> Model:
@@ -287,7 +287,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             **model.describe(),
         }
 
-    # From a frame to scores.
+    # Scoring.
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Score every row.
@@ -341,7 +341,7 @@ class Reranker(NotebookMixin, pt.Transformer):
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
         """Rank plain texts for one query.
 
-        The texts have no column of instructions, so `instruction` applies.
+        It uses `instruction` for all texts and ignores `instruction_field`.
 
         Args:
             query: the query.

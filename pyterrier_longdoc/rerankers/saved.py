@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ..common.arguments import OF_THE_MODEL, arguments_of, changed_names
+from ..common.arguments import SAVED_ROLES, arguments_of, changed_names
 from ..common.files import replacing_files, undamaged
 from ..common.presentation import HIDDEN
 from ..common.registry import CLASSES, from_config, look_up, to_config
@@ -31,13 +31,13 @@ from ..training import TrainedOn, TrainingArgs
 WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 """Arguments that `windows=` replaces."""
 
-OF_AN_EARLIER_MODEL = (PRESELECT_FOLDER, TRAINING_FILE)
+STALE_FILES = (PRESELECT_FOLDER, TRAINING_FILE)
 """What a save removes, because not every model has it."""
 
 
 def config_of(reranker: Any) -> dict[str, Any]:
     """Return the arguments that define the model, JSON-able but for `preselect`, for `arguments_from`."""
-    parameters = without_paths(arguments_of(reranker, *OF_THE_MODEL))
+    parameters = without_paths(arguments_of(reranker, *SAVED_ROLES))
     del parameters["trust_remote_code"]  # whoever loads a model decides that
     for name in ("windows", "layout", "template"):
         if is_dataclass(value := parameters.get(name)):
@@ -48,13 +48,13 @@ def config_of(reranker: Any) -> dict[str, Any]:
 def arguments_from(cls: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Return the constructor arguments of a class that `config_of` described.
 
-    A model may be anybody's: ValueError if it sets arguments that are not of a model, such as files to write.
+    Model folders are untrusted: ValueError if one sets an argument that is not of a model, such as a file to write.
     """
     roles = {f.name: f.metadata["role"] for f in fields(cls)}
     saved = {name: value for name, value in config.items() if name != "trust_remote_code"}  # no folder may set it
     if unknown := [name for name in saved if name not in roles and getattr(cls, name, saved) != saved[name]]:
         raise ValueError(f"the saved {cls.__name__} has the unknown arguments {', '.join(unknown)}")
-    others = [name for name in roles if name in config and roles[name] not in OF_THE_MODEL]
+    others = [name for name in roles if name in config and roles[name] not in SAVED_ROLES]
     if others:
         raise ValueError(
             f"the saved {cls.__name__} sets {', '.join(others)}, which only whoever loads it may do: delete it from "
@@ -95,7 +95,7 @@ def write(reranker: Any, folder: Path, *, overwrite: bool = True) -> None:
     model = reranker.model
     if not overwrite:
         check_replaceable(folder, type(reranker), parameters["backbone"])
-    with replacing_files(folder, last=CONFIG_FILE, old=OF_AN_EARLIER_MODEL) as new:
+    with replacing_files(folder, last=CONFIG_FILE, old=STALE_FILES) as new:
         if reranker.preselect is not None:
             parameters["preselect"] = reranker.preselect.to_config(new)
         save_model(new, model, cls=type(reranker), parameters=parameters)
@@ -105,7 +105,7 @@ def note_source(reranker: Any, model: Model, name: str, revision: str | None = N
     """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
     if model.is_trained:
         model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
-        values = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
+        values = {name: repr(value) for name, value in arguments_of(reranker, *SAVED_ROLES).items()}
         values["training"] = repr(reranker.training)
         del values["trust_remote_code"]
         model.saved_arguments = values

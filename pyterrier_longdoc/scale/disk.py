@@ -33,7 +33,7 @@ _NESTED = b"nested"
 _BLOCK = b"block"
 """The entry of a file's metadata with its number and job."""
 
-_TO_FINISH = "repeat the call of rerank_to_disk for each shard"
+_TO_FINISH = "run rerank_to_disk again for each shard"
 
 
 def rerank_to_disk(
@@ -47,9 +47,9 @@ def rerank_to_disk(
     """Rerank candidates and write the results to a folder block by block, so that an interrupted job can continue.
 
     A block is one query, or several until they have 100 rows, and becomes a Parquet file. After an interruption, the
-    same call continues: finished blocks are kept, and the current one is scored again (a model with `score_cache=` only
-    scores the texts that are not in its file). Several processes, on machines with a shared file system, can divide the
-    work by `shard`. With `ld.distributed(pipeline)`, the workers of Ray compute the blocks.
+    same call continues: finished blocks are kept, and the unfinished one is scored again. Several processes, on
+    machines with a shared file system, can divide the work by `shard`. With `ld.distributed(pipeline)`, the workers of
+    Ray compute the blocks.
 
     A folder belongs to one job: candidates and models of this package are compared. Changes in other stages, such as
     your functions, in text loaders, or in a `PairScorer` that needs a name, are not noticed; a warning says so. Your

@@ -55,7 +55,7 @@ class TrainedOn:
             f"relevant)"
         ]
         parts += [f"judged documents added that were not retrieved: {self.added}"] if self.added else []
-        parts += [f"judged documents left out that the text loader lacks: {self.not_found}"] if self.not_found else []
+        parts += [f"judged documents left out without a text: {self.not_found}"] if self.not_found else []
         parts += [f"left out: {self.left_out}"] if self.left_out else []
         parts += [f"validated on {self.validated}"] if self.validated else []
         return "; ".join(parts)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ..common.arguments import OF_THE_MODEL, arguments_of
+from ..common.arguments import SAVED_ROLES, arguments_of
 from ..common.files import replacing, undamaged
 from ..common.key import frame_digest, key
 from ..modelling.weights import fingerprint
@@ -69,8 +69,8 @@ class StateFile:
             is_same = values["key"] == self.key
         if not is_same:
             raise ValueError(
-                f"{str(self.file.parent)!r} holds another training, with another model, recipe, data or other starting "
-                f"weights: create the model as before, or use another folder"
+                f"{str(self.file.parent)!r} belongs to another training: model, recipe, data or starting weights "
+                f"differ; create the model as before, or use another folder"
             )
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
             lengths = ((steps, patience), (total, self.recipe.patience))
@@ -99,7 +99,7 @@ def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str,
     """
     return {
         "class": type(model),
-        "arguments": arguments_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"]),
+        "arguments": arguments_of(model, *[role for role in SAVED_ROLES if role != "checkpoint"]),
         "head": type(model.model.head),
         "validation": [None if frame is None else frame_digest(frame) for frame in validation],
     }

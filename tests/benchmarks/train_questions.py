@@ -53,7 +53,7 @@ from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.data.docstrings import folded
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
 from pyterrier_longdoc.modelling.compact import pack
-from pyterrier_longdoc.modelling.saved import ITS_NAME
+from pyterrier_longdoc.modelling.saved import PLACEHOLDER_NAME
 
 COLLECTIONS = ("squad", "newwiki", "fairytaleqa", "medquad", "nq")
 NEVER = ("time", "cranfield", "vaswani")
@@ -445,7 +445,7 @@ def write_packaged(model: Any, name: str, untrained: Any, *, encoder_of: str | N
     model.save(target)
     pack(target, untrained, encoder_of=encoder_of)
     card, readme = Path(__file__).with_name("packaged_card.md").read_text(encoding="utf-8"), target / "README.md"
-    text = readme.read_text(encoding="utf-8").replace(ITS_NAME, f"longdoc:{name}")
+    text = readme.read_text(encoding="utf-8").replace(PLACEHOLDER_NAME, f"longdoc:{name}")
     readme.write_text(text + card, encoding="utf-8")
     print(f"longdoc:{name}: {sum(file.stat().st_size for file in target.iterdir()) / 1e6:.2f} MB", flush=True)
 

@@ -122,7 +122,7 @@ EXPANDED = "applypipeline:off kennedi^1.000000000 dog^0.210000"
 def test_query_language_causes_a_warning(reader):
     model, expanded = READERS[reader](), CANDIDATES.assign(query=EXPANDED)
     [message] = inputs(lambda: model(expanded))
-    assert "reads Terrier's query language ('applypipeline:') as words: put pt.rewrite.reset() after" in message
+    assert "reads Terrier's query syntax ('applypipeline:') as plain words: put pt.rewrite.reset() after" in message
     assert inputs(lambda: model(expanded)) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.arguments import OF_THE_MODEL
+from pyterrier_longdoc.common.arguments import SAVED_ROLES
 from pyterrier_longdoc.common.key import description, key
 from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder, model_folder, packaged_models
 from pyterrier_longdoc.modelling.preselection import preselection_from_config
@@ -97,7 +97,7 @@ def test_no_folder_asks_for_remote_code_of_the_model_that_selects_windows(plain_
     assert preselection_from_config(config, tmp_path).model.trust_remote_code is False
 
 
-NOT_OF_A_MODEL = sorted(f.name for f in fields(ld.MaxSim) if f.metadata["role"] not in OF_THE_MODEL)
+NOT_OF_A_MODEL = sorted(f.name for f in fields(ld.MaxSim) if f.metadata["role"] not in SAVED_ROLES)
 """Where to compute, what to show, which files to write."""
 
 

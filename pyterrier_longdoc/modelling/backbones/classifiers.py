@@ -33,7 +33,7 @@ def is_classifier(config: Any) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
-def take_apart(model: Any) -> Backbone:
+def split_classifier(model: Any) -> Backbone:
     """Return the parts of a classifier with a known head, or of a plain encoder."""
     config = model.config
     family = family_of(config)

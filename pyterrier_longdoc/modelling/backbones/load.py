@@ -39,8 +39,8 @@ from .classifiers import (
     one_logit,
     relevant_label,
     scaled,
+    split_classifier,
     take_answers,
-    take_apart,
     without_pooler,
 )
 from .families import FAMILIES, Family, family_of
@@ -155,7 +155,7 @@ def _load_parts(
         steps, scores, pooling = load_head(name, modules, files.prompt)
         _check_labels(name, scores.out_features, {})
         return Backbone(without_pooler(model), representation=steps, final=one_logit(scores), pooling=pooling)
-    parts = take_apart(model)
+    parts = split_classifier(model)
     if is_classifier(config) and parts.final is None:
         logger.warning(
             "%r: the classification head of %s is left out, and the model must be trained: only the heads of %s and of "
@@ -331,7 +331,7 @@ def _load_gte(name: str, config_json: dict[str, Any]) -> Backbone:
     config = gte_config(config_json)
     model = (AutoModelForSequenceClassification if is_classifier(config) else AutoModel).from_config(config)
     model.load_state_dict(gte_weights(_weights_of(name, config_json)))
-    return _with_tokenizer(take_apart(model.eval()), load_fast_tokenizer(name, untyped=True))
+    return _with_tokenizer(split_classifier(model.eval()), load_fast_tokenizer(name, untyped=True))
 
 
 def _load_alibi(name: str, config_json: dict[str, Any]) -> Backbone:
@@ -366,7 +366,7 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
             steps = RepresentationSteps(modular["steps"], int(config.hidden_size))
             parts = Backbone(without_pooler(model), representation=steps, pooling=modular["pooling"])
         else:
-            parts = take_apart(model)
+            parts = split_classifier(model)
     options = description.get("options", {})
     template = options.get("template")
     backbone = _with_tokenizer(

@@ -19,7 +19,7 @@ _POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 
 
 def bidirectional_llama(config_json: Mapping[str, Any]) -> LlamaConfig:
-    """Return the configuration of a `llama_bidirec` checkpoint as one of Llama, with what `take_apart` needs."""
+    """Return the configuration of a `llama_bidirec` checkpoint as one of Llama, with what `split_classifier` needs."""
     values = {name: value for name, value in config_json.items() if name not in ("model_type", "auto_map")}
     pooling, temperature = values.pop("pooling", "avg"), values.pop("temperature", 1.0)
     if pooling not in _POOLINGS:

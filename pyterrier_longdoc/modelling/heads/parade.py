@@ -108,8 +108,8 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
 
     Args:
         hidden_size: H; also the width of random layers.
-        aggregator: a checkpoint whose layers aggregate, or its configuration if its weights are loaded afterwards; None
-            for random layers. If its input width is not H, `p_i` goes through a linear layer.
+        aggregator: a checkpoint whose layers are used as the aggregator, or its configuration if its weights are loaded
+            afterwards; None for random layers. If its input width is not H, `p_i` goes through a linear layer.
         layers: the number of random layers; 2 in both papers.
         attention_heads: of random layers; None for the largest number up to 12 that divides H. 12 in PARADE, and in the
             code of Boytsov et al. (their text says 4).
