@@ -44,6 +44,6 @@ def to_config(value: Any) -> dict[str, Any]:
 
 
 def from_config(name: str, config: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
-    """Return the class and the fields that `to_config` described; ValueError if the argument `name` lacks the class."""
+    """Return the class and the fields that `to_config` described; ValueError for an unknown class."""
     fields = dict(config)
     return look_up(CLASSES[name], f"unknown {name}", fields.pop("type", None), fields.pop("module", None)), fields
