@@ -19,6 +19,7 @@ from .common.language import token_counter
 from .common.plots import COLOURS
 from .comparison import Comparison, PositionEffectiveness
 from .comparison.significance import p_in_words
+from .data.rows import recount
 from .modelling.preselection import BM25Windows
 
 MODELS = ("FirstP", "MaxP", "PARADE", "MaxSim")
@@ -127,10 +128,8 @@ def with_chance(values: pd.DataFrame, depth: int) -> pd.DataFrame:
 def by_answer(results: Comparison, dataset: Any, firstp: Any) -> PositionEffectiveness:
     """Divide the queries by whether an answer begins inside FirstP's window; those without an answer are left out."""
     gold, window = dataset.gold[dataset.gold["qid"].isin(results.qids)], firstp.model.reader.windows.largest
-    before = [
-        dataset.documents[docno]["text"][:start] for docno, start in zip(gold["docno"], gold["start"], strict=True)
-    ]
-    tokens = pd.Series(token_counter(firstp.model.tokenizer)(before), gold["qid"]).groupby(level=0).min()
+    rows = recount(gold.itertuples(index=False), dataset.documents, token_counter(firstp.model.tokenizer))
+    tokens = pd.DataFrame(rows, columns=gold.columns).groupby("qid")["first_token"].min()
     answered = [qid for qid in results.qids if qid in tokens]
     inside = [qid for qid in answered if window is None or tokens[qid] < window]
     groups = {"inside": inside, "behind": [qid for qid in answered if qid not in inside]}

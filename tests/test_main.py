@@ -19,6 +19,7 @@ from pyterrier_longdoc import __main__ as command
 from pyterrier_longdoc import demo
 from pyterrier_longdoc.comparison import Comparison, PositionEffectiveness
 from pyterrier_longdoc.data import DocstringsDataset, provider
+from pyterrier_longdoc.data.collection import GOLD_COLUMNS
 from pyterrier_longdoc.modelling.model import Model
 
 from .support import tiny
@@ -139,7 +140,8 @@ def test_known_answers_divide_the_queries_by_the_window_of_firstp(tmp_path, caps
 def test_queries_are_divided_by_their_first_answer():
     words = "word " * 30
     documents = {"d": {"docno": "d", "text": f"early {words} far"}}
-    gold = pd.DataFrame([("both", 0), ("both", 100), ("far", 100)], columns=["qid", "start"]).assign(docno="d")
+    places = [("both", "d", 0), ("both", "d", 100), ("far", "d", 100)]
+    gold = pd.DataFrame([(*place, 0, 0, 0, "", "") for place in places], columns=list(GOLD_COLUMNS))
     dataset = SimpleNamespace(gold=gold, documents=documents)
     firstp = ld.FirstP(tiny.encoder(), window_size=8, max_query_len=8, device="cpu")
     rows = [("BM25", qid, "nDCG@10", 0.5) for qid in ("both", "far", "unanswered")]

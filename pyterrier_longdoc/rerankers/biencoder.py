@@ -9,6 +9,7 @@ from typing import ClassVar
 from ..common.arguments import argument
 from ..common.warnings import warn_once
 from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
+from ..modelling.inputs import Settings
 from ..modelling.model import Model
 from ..modelling.windows import SlidingWindows, Truncate, Windows
 from .reranker import Reranker
@@ -63,9 +64,9 @@ class BiEncoder(Reranker):
     _sized_by: ClassVar[str] = "window_size"
     encoder_class: ClassVar[type[EmbeddingEncoder]] = EmbeddingEncoder
 
-    def _set_up(self, model: Model | None) -> Model:
+    def _set_up(self, model: Model | None, settings: Settings) -> Model:
         # The model is never trained: copies of this transformer load it again.
-        shared = shared_encoder(str(self.backbone), self._settings.device, trust_remote_code=self.trust_remote_code)
+        shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (
                 f"{str(self.backbone)!r} is a cross-encoder, not a bi-encoder: its similarities are not "
@@ -82,10 +83,10 @@ class BiEncoder(Reranker):
         )
         length, sizes = shared.settings.document_length, (self.windows, self.window_size)
         if length is not None and sizes == (None, None):
-            size = min(encoder.window_limit(length), self._settings.windows.largest or length)
-            self._settings = replace(self, window_size=size).make_settings()
+            size = min(encoder.window_limit(length), settings.windows.largest or length)
+            settings = replace(self, window_size=size).make_settings()
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        new_model = Model(encoder, tokenizer, head, self._settings, backbone=shared.backbone)
+        new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone)
         new_model.origin = "checkpoint"
         return new_model.eval()
 

@@ -219,9 +219,9 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     # Model.
 
-    def _set_up(self, model: Model | None) -> Model:
+    def _set_up(self, model: Model | None, settings: Settings) -> Model:
         """See the base class."""
-        arguments, head, settings = self.weight_arguments(), self.head_spec(), self._settings
+        arguments, head = self.weight_arguments(), self.head_spec()
         if model is None:
             origin: dict[str, Any] = {"weight_arguments": arguments, "seed": self.seed}
             if not isinstance(self.backbone, PairScorer):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ..common.arguments import Without, argument
 from ..modelling.backbones.backbone import Backbone
 from ..modelling.encoder import WindowEncoder
+from ..modelling.inputs import Settings
 from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
 from ..modelling.model import Model
 from ..modelling.weights import HeadSpec
@@ -88,8 +89,8 @@ class MaxSim(SeparateReranker):
     def default_training(self) -> TrainingArgs:
         return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.representation.": 1e-4, "": 1e-4})
 
-    def _set_up(self, model: Model | None) -> Model:
-        model = super()._set_up(model)
+    def _set_up(self, model: Model | None, settings: Settings) -> Model:
+        model = super()._set_up(model, settings)
         encoder: Any = model.encoder
         encoder.token_pooling = self.token_pooling
         return model

@@ -22,6 +22,7 @@ from ..modelling.backbones.families import papers_of
 from ..modelling.backbones.load import DEFAULT_BACKBONE
 from ..modelling.encoder import WindowEncoder
 from ..modelling.external import PairScorer
+from ..modelling.inputs import Settings
 from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
 from ..modelling.layout import resolve_layout
 from ..modelling.model import Model
@@ -321,8 +322,8 @@ class SeparateReranker(SlidingReranker):
     instruction: ClassVar[Any] = Without("")  # type: ignore[misc]
     instruction_field: ClassVar[Any] = Without()  # type: ignore[misc]
 
-    def _set_up(self, model: Model | None) -> Model:
-        model = super()._set_up(model)
+    def _set_up(self, model: Model | None, settings: Settings) -> Model:
+        model = super()._set_up(model, settings)
         encoder: Any = model.encoder
         encoder.cache.max_bytes = self.cached_bytes
         return model
@@ -516,8 +517,8 @@ class LongP(CrossEncoder):
         own = ("global_attention", "attention_window", "attention_type", "attn_implementation")
         return {**super()._backbone_options(), **{name: getattr(self, name) for name in own}}
 
-    def _set_up(self, model: Model | None) -> Model:
-        model = super()._set_up(model)
+    def _set_up(self, model: Model | None, settings: Settings) -> Model:
+        model = super()._set_up(model, settings)
         if self.attn_implementation is not None:
             use_attention(model.encoder.backbone, self.attn_implementation)
         return model

@@ -151,8 +151,7 @@ class Reranker(NotebookMixin, pt.Transformer):
         self._model: Model | None = None
         self._is_set_up = False  # whether the model matches the current arguments
         self._validating = False  # whether `fit` computes a validation measure
-        self.check()
-        self._settings = self.make_settings()
+        self._checked()
 
     def __repr__(self) -> str:
         arguments = changes(self, hidden=("backbone", *HIDDEN))
@@ -233,6 +232,11 @@ class Reranker(NotebookMixin, pt.Transformer):
         }
         return self.settings_class(windows, **{**values, **others})
 
+    def _checked(self) -> Settings:
+        """Return the settings for the current arguments, after all checks of these."""
+        self.check()
+        return self.make_settings()
+
     # Model.
 
     @property
@@ -244,11 +248,10 @@ class Reranker(NotebookMixin, pt.Transformer):
         """
         with _SETTING_UP:
             if self._model is None or not self._is_set_up:
-                self.check()
-                self._settings = self.make_settings()
-                _ = self._settings.device  # raises an error before anything is loaded
+                settings = self._checked()
+                _ = settings.device  # raises an error before anything is loaded
                 with float32_by_default():
-                    self._model = self._set_up(self._model)
+                    self._model = self._set_up(self._model, settings)
                 self._is_set_up = True
             return self._model
 
@@ -268,7 +271,7 @@ class Reranker(NotebookMixin, pt.Transformer):
             self._model.cpu()
             self._is_set_up = False
 
-    def _set_up(self, model: Model | None) -> Model:
+    def _set_up(self, model: Model | None, settings: Settings) -> Model:
         """Return a model for the current arguments: the existing one if possible, otherwise a new one."""
         raise NotImplementedError
 
